@@ -7,10 +7,11 @@ use std::os::fd::BorrowedFd;
 
 #[cfg(target_os = "linux")]
 pub(crate) use libc::{
-    __errno_location, EFD_CLOEXEC, EFD_NONBLOCK, ENODATA, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN,
-    MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, SYS_move_pages,
-    TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TFD_CLOEXEC, TFD_NONBLOCK, epoll_create1, epoll_ctl,
-    epoll_event, eventfd, eventfd_read, eventfd_write, explicit_bzero, itimerspec, makedev, ppoll,
+    __errno_location, EFD_CLOEXEC, EFD_NONBLOCK, ENODATA, EPOLL_CLOEXEC, EPOLL_CTL_ADD,
+    EPOLL_CTL_MOD, EPOLLET, EPOLLIN, EPOLLRDHUP, MADV_HUGEPAGE, MADV_POPULATE_WRITE,
+    MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, SYS_move_pages, TCP_KEEPCNT, TCP_KEEPIDLE,
+    TCP_KEEPINTVL, TFD_CLOEXEC, TFD_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
+    eventfd, eventfd_read, eventfd_write, explicit_bzero, itimerspec, makedev, ppoll,
     timerfd_create, timerfd_settime,
 };
 
@@ -69,7 +70,10 @@ mod elsewhere {
     pub(crate) const ENODATA: c_int = 9919;
     pub(crate) const EPOLL_CLOEXEC: c_int = 0;
     pub(crate) const EPOLL_CTL_ADD: c_int = 0;
+    pub(crate) const EPOLL_CTL_MOD: c_int = 0;
+    pub(crate) const EPOLLET: c_int = 0;
     pub(crate) const EPOLLIN: c_int = 0;
+    pub(crate) const EPOLLRDHUP: c_int = 0;
     pub(crate) const MADV_HUGEPAGE: c_int = 0;
     pub(crate) const MADV_POPULATE_WRITE: c_int = 0;
     pub(crate) const MAP_HUGE_SHIFT: c_int = 0;
@@ -82,6 +86,7 @@ mod elsewhere {
     pub(crate) const TFD_CLOEXEC: c_int = 0;
     pub(crate) const TFD_NONBLOCK: c_int = 0;
 
+    #[derive(Clone, Copy)]
     pub(crate) struct epoll_event {
         pub(crate) events: u32,
         pub(crate) u64: u64,
@@ -105,6 +110,7 @@ mod elsewhere {
     missing! {
         epoll_create1(c_int);
         epoll_ctl(c_int, c_int, c_int, *mut epoll_event);
+        epoll_wait(c_int, *mut epoll_event, c_int, c_int);
         eventfd(c_uint, c_int);
         eventfd_read(c_int, *mut u64);
         eventfd_write(c_int, u64);

@@ -44,6 +44,10 @@ pub enum TransportError {
     /// An earlier failure, time-out or unfinished scope has stopped the channel, and everything that
     /// was in flight has ended. [`reset`](crate::Channel::reset) makes it usable again.
     Stopped,
+    /// The peer is gone: the stream over which the channel was connected has ended, or the [connection
+    /// manager](crate::_guide::connecting#by-ip-address-through-the-connection-manager) says so. The operation may have
+    /// been carried out.
+    PeerGone,
     /// The [reactor](crate::Reactor) of the channel was dropped: nothing serves it any more.
     ReactorGone,
     /// The [connection manager](crate::_guide::connecting#by-ip-address-through-the-connection-manager) has not established the
@@ -75,6 +79,7 @@ impl TransportError {
             Self::TimedOut => ErrorKind::TimedOut,
             Self::Cancelled => ErrorKind::Interrupted,
             Self::Work(_) if self.is_peer_gone() => ErrorKind::Unreachable,
+            Self::PeerGone => ErrorKind::Unreachable,
             Self::Work(_)
             | Self::UnknownCompletion { .. }
             | Self::Stopped
@@ -112,10 +117,13 @@ impl TransportError {
     }
 
     /// Whether the peer, or the network to it, is gone or too slow: the device has sent the request as often as it may, and
-    /// has heard nothing, or the peer has stopped its queue pair. To go on, [reset](crate::Channel::reset) the
-    /// channel and connect again.
+    /// has heard nothing; the peer has stopped its queue pair; or it has [left](Self::PeerGone). To go on,
+    /// [reset](crate::Channel::reset) the channel and connect again.
     pub fn is_peer_gone(&self) -> bool {
-        matches!(self, Self::Work(error) if error.class() == WorkErrorClass::Transport)
+        match self {
+            Self::Work(error) => error.class() == WorkErrorClass::Transport,
+            _ => *self == Self::PeerGone,
+        }
     }
 
     /// Whether nothing was posted and the channel works, so that the same operation may succeed later: when others have
@@ -163,6 +171,9 @@ impl fmt::Display for TransportError {
             Self::Stopped => {
                 f.write_str("the channel was stopped by an earlier failure and must be reset")
             }
+            Self::PeerGone => f.write_str(
+                "the peer is gone: its process or its host has ended, or it has dropped its channel",
+            ),
             Self::ReactorGone => f.write_str(
                 "the reactor of the channel was dropped: make the channel again, on one that lives",
             ),

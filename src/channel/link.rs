@@ -7,6 +7,7 @@ use super::core::{Core, CoreSettings};
 use super::credits;
 use super::credits::{CreditRegion, CreditWords};
 use super::in_flight::InFlight;
+use super::peer_sign::PeerSign;
 use crate::base::debug::debug;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::ffi;
@@ -24,6 +25,10 @@ pub(crate) struct Link<'res> {
     leaked: bool,
     /// Closed after the queue pair is destroyed.
     pub(crate) stream: Option<TcpStream>,
+    /// Tells that the peer is gone, if there is no stream.
+    pub(crate) sign: Option<Box<dyn PeerSign>>,
+    /// The peer keeps its end of the stream open as long as its channel, so that the end of the one is that of the other.
+    pub(crate) peer_keeps: bool,
     template: QueuePairSettings,
     known: KnownState,
     /// The device may access it until the queue pair is destroyed. Boxed, since few channels have flow control.
@@ -79,6 +84,8 @@ impl<'res> Link<'res> {
             queue_pair: ManuallyDrop::new(queue_pair),
             leaked: false,
             stream: None,
+            sign: None,
+            peer_keeps: false,
             template,
             known: KnownState::Reset,
             credit_region: credit_region.map(Box::new),
@@ -87,6 +94,22 @@ impl<'res> Link<'res> {
 
     pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
         QueuePairEndpoint { credit_word: self.credit_word(), ..self.queue_pair.endpoint() }
+    }
+
+    pub(crate) fn peer_sign(&self) -> Option<&dyn PeerSign> {
+        let stream = self.stream.as_ref().map(|stream| stream as &dyn PeerSign);
+        stream.or(self.sign.as_deref()).filter(|_| self.peer_keeps)
+    }
+
+    /// The program has connected the channel over it.
+    pub(crate) fn keep_stream(&mut self, stream: TcpStream) {
+        (self.stream, self.peer_keeps) = (Some(stream), true);
+    }
+
+    /// The connection manager's.
+    #[cfg(feature = "rdmacm")]
+    pub(crate) fn set_sign(&mut self, sign: Box<dyn PeerSign>) {
+        (self.sign, self.peer_keeps) = (Some(sign), true);
     }
 
     pub(crate) fn credit_word(&self) -> Option<RemoteMemoryRegion> {

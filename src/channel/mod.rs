@@ -53,6 +53,7 @@ mod link;
 mod operation;
 mod owned_buffer;
 pub(crate) mod parts;
+mod peer_sign;
 mod pending_work;
 mod posting;
 mod prepared_channel;

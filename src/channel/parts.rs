@@ -10,6 +10,9 @@ pub(crate) use super::error::Refused;
 pub(crate) use super::keep_alive::{check_reliable, nowhere};
 pub(crate) use super::link::Link;
 pub(crate) use super::operation::{Limits, Operation, Queue, Target, Templates};
+pub(crate) use super::peer_sign::PeerSign;
+#[cfg(feature = "async")]
+pub(crate) use super::peer_sign::of_socket;
 pub(crate) use super::posting::{KeptSend, list_of};
 pub(crate) use super::slot::{NO_SLOT, ONE};
 pub(crate) use super::stop::POLL_FAILURES;

@@ -1,5 +1,10 @@
 //! The objects that can be connected, over a stream or by the connection manager.
 
+#[cfg(feature = "async")]
+use std::os::fd::BorrowedFd;
+
+#[cfg(feature = "async")]
+use crate::base::error::Result;
 use crate::base::error::StateError;
 #[cfg(feature = "rdmacm")]
 use crate::base::ffi;
@@ -34,6 +39,21 @@ pub trait Handshake: Sized {
 
     /// Takes it back to RESET, because the peer has failed.
     fn take_back(shaken: Self::Shaken) -> Self;
+
+    /// Keeps a duplicate of the socket below the stream that is about to connect it, to notice that the peer is gone; or
+    /// with `None` gives it up. Returns whether it keeps it. Channels that a caller drives leave the socket to that.
+    ///
+    /// # Errors
+    ///
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: a resource has run out.
+    #[cfg(feature = "async")]
+    fn set_socket(&mut self, _socket: Option<BorrowedFd<'_>>) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Notes whether the peer keeps the stream open as long as its channel.
+    #[cfg(feature = "channel")]
+    fn set_peer_keeps(_shaken: &mut Self::Shaken, _keeps: bool) {}
 
     /// Both sides are ready.
     fn finish(shaken: Self::Shaken) -> Self::Connected;
@@ -92,6 +112,10 @@ impl<'res> Handshake for PreparedChannel<'res> {
 
     fn take_back(shaken: Channel<'res>) -> Self {
         shaken.into_prepared()
+    }
+
+    fn set_peer_keeps(shaken: &mut Channel<'res>, keeps: bool) {
+        shaken.link.peer_keeps = keeps;
     }
 
     fn finish(shaken: Channel<'res>) -> Channel<'res> {

@@ -285,7 +285,11 @@ impl State {
     /// An operation of a stream has failed, if it has, and the stream with it.
     fn has_failed(&mut self, id: ChannelId, error: Option<TransportError>) {
         if let (Some(member), Some(error)) = (self.member(id), error) {
-            member.conn.fail(StreamError::Transport(error));
+            match error {
+                // The loop has noticed first.
+                TransportError::PeerGone => member.conn.on_gone(),
+                error => member.conn.fail(StreamError::Transport(error)),
+            }
             self.pump(id);
         }
     }

@@ -104,6 +104,50 @@ fn a_channel_that_is_destroyed_outside_ends_its_operations_and_no_others() {
     }
 }
 
+/// With what has ended already, and receives that were never posted.
+#[test]
+fn one_call_ends_all_operations_of_a_channel_and_says_how_many_come_back() {
+    for has_failed in [false, true] {
+        let mut loops = Loops::on(Software::new());
+        let (channel, peer) = loops.connect();
+        let (other, _) = loops.connect();
+        for token in 1..=3 {
+            loops.here.post(channel, ReceiveWorkRequest::new(loops.filled(0)), token).unwrap();
+        }
+        loops.here.post(other, ReceiveWorkRequest::new(loops.filled(0)), 9).unwrap();
+        if has_failed {
+            // Nobody receives it: the peer is not there any more.
+            loops.peers.remove(peer).unwrap();
+            loops.send(channel, 7, 4);
+            assert_eq!(next(&mut loops.here).token, 4);
+            let unposted = ReceiveWorkRequest::new(loops.filled(0));
+            loops.here.post(channel, unposted, 8).unwrap();
+        } else {
+            // Nobody receives it.
+            loops.send(channel, 7, 4);
+        }
+        let mut left = loops.here.stop(channel).unwrap();
+        assert_eq!(left, 4);
+        let late = loops.here.post(channel, SendWorkRequest::new(loops.filled(1)), 6).unwrap_err();
+        assert_eq!(late.error, TransportError::Stopped);
+        drop(late);
+        while left > 0 {
+            let ended = next(&mut loops.here);
+            let error = ended.result().unwrap_err();
+            assert_eq!(ended.channel, channel);
+            // After a failure, the device has flushed them before.
+            assert!(error == TransportError::Stopped || has_failed, "{error}");
+            assert!(error.is_consequence());
+            left -= 1;
+        }
+        assert_eq!((loops.here.in_flight(channel), loops.here.in_flight(other)), (0, 1));
+        assert!(loops.here.next_ended().unwrap().is_none());
+        loops.here.remove(channel).unwrap();
+        assert_eq!(loops.here.stop(channel).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        loops.finish();
+    }
+}
+
 #[test]
 fn a_channel_goes_back_to_its_own_loop_only() {
     let mut loops = Loops::on(Software::new());

@@ -165,6 +165,28 @@ fn a_wake_up_reaches_a_waiter_a_wait_and_the_descriptor() {
 }
 
 #[test]
+fn a_wait_is_refused_when_the_last_that_could_end_it_is_gone() {
+    let mut loops = Loops::on(FunctionDevice::make());
+    let refused = |loops: &mut Loops<FunctionDevice>| {
+        let TransportError::Verbs(error) = loops.here.wait_ended().unwrap_err() else { panic!() };
+        assert_eq!(error.raw_os_error(), Some(libc::EDEADLK));
+    };
+    let wakers = [(); 2].map(|()| loops.here.waker().unwrap());
+    let also = wakers[0].clone();
+    drop(wakers);
+    thread::scope(|threads| {
+        // Before the wait, or in it.
+        threads.spawn(move || drop(also));
+        refused(&mut loops);
+    });
+    refused(&mut loops);
+    let waker = loops.here.waker().unwrap();
+    waker.wake();
+    assert_eq!(loops.here.wait_ended().unwrap_err(), TransportError::Cancelled);
+    loops.finish();
+}
+
+#[test]
 fn a_wait_that_nothing_would_end_is_refused_and_a_waker_ends_one() {
     let mut loops = Loops::on(FunctionDevice::make());
     let (channel, peer) = loops.connect();

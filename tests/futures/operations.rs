@@ -890,6 +890,30 @@ fn a_reactor_keeps_the_buffers_of_a_shared_pool() {
 both! {
     of AnyBuffer;
 
+    /// Its list stays posted: the next task gets the message in it, and the end of the channel its buffers.
+    fn a_dropped_receive_into_a_list_serves_the_next_task() -> R {
+        let rig = R::<S>::with(|builder| builder.max_send_sge(2).max_recv_sge(2));
+        for length in [LEN + 3, 2, LEN] {
+            drop(posted(rig.two.receive([rig.buffer(0), rig.buffer(0)])));
+            assert_eq!((rig.two.in_flight(), rig.out()), (1, 2));
+            let mut receive = posted(rig.two.receive(rig.buffer(0)));
+            assert_eq!((rig.two.in_flight(), rig.out()), (1, 2), "it is not posted");
+            let bytes: Vec<u8> = (0..length as u8).collect();
+            let (first, second) = bytes.split_at(length.min(LEN));
+            let list = [first, second].map(|part| rig.pool.take_from(part).unwrap().unwrap());
+            let mut send = posted(rig.one.send(list));
+            rig.serve();
+            poll(&mut send).unwrap().unwrap();
+            let (message, success) = poll(&mut receive).unwrap().unwrap();
+            assert_eq!(success.byte_len() as usize, length);
+            let pieces = message.downcast::<[PooledBuffer; 2]>().unwrap();
+            assert_eq!([&pieces[0][..], &pieces[1][..]], [first, second]);
+        }
+        assert_eq!(rig.out(), 0);
+        drop(posted(rig.two.receive([rig.buffer(0), rig.buffer(0)])));
+        rig.finish();
+    }
+
     fn a_message_into_a_list_tells_each_piece_its_length() -> R {
         let rig = R::<S>::with(|builder| builder.max_send_sge(2).max_recv_sge(2));
         for count in [1, 2, 1] {

@@ -24,6 +24,8 @@ pub(super) type Connected<P> = <P as Handshake>::Connected;
 pub(crate) mod sealed {
     use crate::base::error::Result;
     use crate::base::ffi;
+    #[cfg(feature = "channel")]
+    use crate::channel::parts::PeerSign;
     use crate::verbs::memory::RemoteMemoryRegion;
     use crate::verbs::queue_pair::ConnectionSettings;
 
@@ -51,6 +53,12 @@ pub(crate) mod sealed {
 
         /// Ends what is in flight, as far as possible.
         fn end(&mut self);
+
+        /// Takes what tells that the peer has left.
+        #[cfg(feature = "channel")]
+        fn watch(&mut self, _: Box<dyn PeerSign>) -> Result<()> {
+            Ok(())
+        }
 
         /// For iWARP, before the connection is established: either drop may wait for the peer.
         fn give_up(self, id: impl Send + 'static) {
@@ -128,6 +136,7 @@ mod channels {
     use super::{Connectable, Object, Settings};
     use crate::base::error::Result;
     use crate::base::ffi;
+    use crate::channel::parts::PeerSign;
     use crate::channel::{Channel, PreparedChannel};
     use crate::verbs::memory::RemoteMemoryRegion;
 
@@ -163,7 +172,23 @@ mod channels {
             // On failure the operations stay in flight until the channel is dropped.
             let _ = self.try_end();
         }
+
+        fn watch(&mut self, sign: Box<dyn PeerSign>) -> Result<()> {
+            self.link.set_sign(sign);
+            Ok(())
+        }
     }
+}
+
+/// The object then notices that the peer has left. On iWARP its queue pair does by itself.
+#[cfg_attr(not(feature = "channel"), expect(clippy::unnecessary_wraps))]
+pub(super) fn watch(object: &mut impl sealed::Connected, id: &mut Id, iwarp: bool) -> Result<()> {
+    #[cfg(feature = "channel")]
+    if !iwarp {
+        return object.watch(id.sign());
+    }
+    let _ = (object, id, iwarp);
+    Ok(())
 }
 
 pub(super) fn check(id: &Id, prepared: &impl Connectable) -> Result<(), ConnectionError> {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connectable::sealed::Connected as _;
-use super::connectable::{Connected, advance, check, sealed};
+use super::connectable::{Connected, advance, check, sealed, watch};
 use super::connection::{Connection, ConnectionControl};
 use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied};
@@ -148,7 +148,9 @@ impl PendingAccept {
         if iwarp {
             // The kernel makes it ready after our answer; the object is elsewhere by then.
             object.established();
-        } else if let Err(error) = make_ready(&mut id, &mut object) {
+        } else if let Err(error) =
+            make_ready(&mut id, &mut object).and_then(|()| watch(&mut object, &mut id, iwarp))
+        {
             return Err((id, None, error.into()));
         }
         let separate = Separate(sealed::Object::settings(&object));
@@ -243,7 +245,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
     pub fn step(mut self) -> Result<Step<Connection<Q>, Self>, ConnectionError> {
         while let Some(event) = self.attempt.id.next()? {
             if self.is_done_by(&event)? {
-                return Ok(Step::Done(self.established(&event)));
+                return Ok(Step::Done(self.established(&event)?));
             }
         }
         Ok(Step::Pending(self))
@@ -258,7 +260,7 @@ impl<Q: sealed::Connected> Connecting<Q> {
         loop {
             let event = self.attempt.id.next_before(Some(deadline))?;
             if self.is_done_by(&event)? {
-                return Ok(self.established(&event));
+                return self.established(&event);
             }
         }
     }
@@ -291,13 +293,15 @@ impl<Q: sealed::Connected> Connecting<Q> {
         }
     }
 
-    fn established(self, event: &Copied) -> Connection<Q> {
+    fn established(mut self, event: &Copied) -> Result<Connection<Q>, ConnectionError> {
         // The side that accepts has it in the request.
         let private_data =
             if self.active { event.public.private_data.split().1 } else { PrivateData::EMPTY };
-        let iwarp = self.attempt.iwarp;
+        let Attempt { object, id, iwarp, .. } = &mut self.attempt;
+        watch(&mut **object, id, *iwarp)?;
+        let iwarp = *iwarp;
         let (object, id) = self.attempt.into_parts();
-        Connection::new(object, id, iwarp, private_data)
+        Ok(Connection::new(object, id, iwarp, private_data))
     }
 }
 

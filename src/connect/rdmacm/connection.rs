@@ -50,6 +50,9 @@ impl<Q> Connection<Q> {
     /// Splits the connection into the queue pair or channel, and the control part. Another thread can use the
     /// control part, also while a future of an asynchronous channel is awaited.
     ///
+    /// A channel in a [`Loop`](crate::Loop), and an [`AsyncChannel`](crate::AsyncChannel), still notice that the peer has
+    /// left, unless the program reads the event first: then it ends the channel itself.
+    ///
     /// After that no event stops the queue pair when the device is removed. The reactor of an
     /// [`AsyncChannel`](crate::AsyncChannel) ends its operations; drop a [`Channel`](crate::Channel) or a
     /// queue pair. Dropping the control part ends the connection.

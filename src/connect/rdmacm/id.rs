@@ -6,6 +6,8 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
+#[cfg(feature = "channel")]
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
@@ -15,7 +17,13 @@ use super::error::ConnectionError;
 use super::event::{Copied, EventChannel};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
+#[cfg(feature = "channel")]
+use crate::base::linux;
 use crate::base::queue_pair_state::QueuePairState;
+#[cfg(feature = "channel")]
+use crate::channel::parts::PeerSign;
+#[cfg(feature = "channel")]
+use crate::verbs::device::event_file;
 use crate::verbs::device::{Context, Device, TransportType, devices};
 use crate::verbs::queue_pair::EnhancedConnection;
 
@@ -29,6 +37,54 @@ pub(super) struct Id {
     /// Null once destroyed or leaked.
     raw: *mut ffi::rdma_cm_id,
     channel: EventChannel,
+    /// Of a connection that a loop watches.
+    #[cfg(feature = "channel")]
+    sign: Option<Arc<SharedId>>,
+}
+
+/// The C object for others that ask whether the connection has ended: null before it is destroyed.
+#[cfg(feature = "channel")]
+#[derive(Debug)]
+struct SharedId(Mutex<*mut ffi::rdma_cm_id>);
+
+// SAFETY: librdmacm's functions may be called on any thread.
+#[cfg(feature = "channel")]
+unsafe impl Send for SharedId {}
+// SAFETY: as above; the lock guards the pointer.
+#[cfg(feature = "channel")]
+unsafe impl Sync for SharedId {}
+
+#[cfg(feature = "channel")]
+impl SharedId {
+    fn lock(&self) -> MutexGuard<'_, *mut ffi::rdma_cm_id> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The kernel says whether the connection is established, and reads no event: those are the program's.
+#[cfg(feature = "channel")]
+struct Established(Arc<SharedId>);
+
+#[cfg(feature = "channel")]
+impl PeerSign for Established {
+    fn watch(&self, peers: BorrowedFd<'_>, number: u64) -> Result<()> {
+        let raw = self.0.lock();
+        // SAFETY: a live identifier has a live channel, which is closed after it is destroyed; that waits for the lock.
+        let file = unsafe {
+            let Some(id) = raw.as_ref() else { return Ok(()) };
+            BorrowedFd::borrow_raw((*id.channel).fd)
+        };
+        event_file::watch(peers, file, linux::EPOLLIN | linux::EPOLLET, number)
+    }
+
+    /// Holds the lock over the question, for which only the end of the connection's own object waits.
+    fn is_gone(&self) -> bool {
+        let raw = self.0.lock();
+        let state = QueuePairState::ReadyToSend.into();
+        let mut attributes = ffi::ibv_qp_attr { qp_state: state, ..Default::default() };
+        // SAFETY: an identifier that is not null is live while the lock is held; both others are ours.
+        raw.is_null() || unsafe { ffi::rdma_init_qp_attr(*raw, &mut attributes, &mut 0) } != 0
+    }
 }
 
 // SAFETY: librdmacm's functions may be called on any thread; what changes the identifier takes `&mut self`.
@@ -51,7 +107,7 @@ impl Id {
         let returned =
             unsafe { ffi::rdma_create_id(channel.as_ptr(), &mut raw, ptr::null_mut(), port_space) };
         ffi::status("rdma_create_id", returned)?;
-        Ok(Self { raw, channel })
+        Ok(Self::of(raw, channel))
     }
 
     /// A failure destroys the request and tells the peer.
@@ -65,11 +121,28 @@ impl Id {
         channel: EventChannel,
     ) -> Result<Self> {
         // Owned before anything can fail.
-        let id = Self { raw: raw.as_ptr(), channel };
+        let id = Self::of(raw.as_ptr(), channel);
         // SAFETY: both are live. All of its events are acknowledged, so this does not wait.
         let returned = unsafe { ffi::rdma_migrate_id(id.raw, id.channel.as_ptr()) };
         ffi::status("rdma_migrate_id", returned)?;
         Ok(id)
+    }
+
+    fn of(raw: *mut ffi::rdma_cm_id, channel: EventChannel) -> Self {
+        Self {
+            raw,
+            channel,
+            #[cfg(feature = "channel")]
+            sign: None,
+        }
+    }
+
+    /// Tells that the peer has disconnected, once the peer is known.
+    #[cfg(feature = "channel")]
+    pub(super) fn sign(&mut self) -> Box<dyn PeerSign> {
+        let raw = self.raw;
+        let sign = self.sign.get_or_insert_with(|| Arc::new(SharedId(Mutex::new(raw))));
+        Box::new(Established(sign.clone()))
     }
 
     /// Leaks the identifier on failure.
@@ -78,6 +151,8 @@ impl Id {
         if raw.is_null() {
             return Ok(());
         }
+        #[cfg(feature = "channel")]
+        self.sign.iter().for_each(|sign| *sign.lock() = ptr::null_mut());
         // SAFETY: the identifier is live and not used again. Its events that were read are acknowledged, and `&mut
         // self` keeps others from reading, so this does not wait.
         ffi::status("rdma_destroy_id", unsafe { ffi::rdma_destroy_id(raw) })

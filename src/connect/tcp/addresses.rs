@@ -2,7 +2,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use crate::base::error::StateError;
 use crate::base::linux;
 use crate::channel::{Channel, PreparedChannel};
 use crate::connect::handshake::{Handshake, Step};
+use crate::verbs::device::event_file::poll;
 use crate::verbs::queue_pair::{Connected, PreparedQueuePair, QueuePair};
 
 /// The silence after which the kernel probes the peer's host.
@@ -49,7 +50,8 @@ macro_rules! over_a_stream {
         }
 
         /// [Accepts](crate::PreparedChannel::accept) over a stream that is already connected: see
-        /// [`connect_over`](Self::connect_over).
+        /// [`connect_over`](Self::connect_over). A channel that is given a TCP stream afterwards
+        /// ([`Channel::keep_stream`](crate::Channel::keep_stream)) lets its [`Loop`](crate::Loop) notice that the peer is gone.
         ///
         /// # Errors
         ///
@@ -175,7 +177,7 @@ impl<'res> PreparedChannel<'res> {
         deadline: Instant,
     ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
         let stream = check_private_data(private_data).and_then(|_| dial(address, deadline));
-        over(self, Role::Connects, stream, private_data, deadline).map(keep)
+        over(self, Role::Connects, true, stream, private_data, deadline).map(keep)
     }
 
     /// Waits for a peer that [connects](Self::connect) to the listener, and connects to it.
@@ -210,7 +212,7 @@ impl<'res> PreparedChannel<'res> {
         deadline: Instant,
     ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
         let stream = check_private_data(private_data).and_then(|_| next_client(listener, deadline));
-        over(self, Role::Accepts, stream, private_data, deadline).map(keep)
+        over(self, Role::Accepts, true, stream, private_data, deadline).map(keep)
     }
 
     over_a_stream!(Channel<'res>);
@@ -232,7 +234,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
         deadline: Instant,
     ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
         let stream = check_private_data(private_data).and_then(|_| dial(address, deadline));
-        over(self, Role::Connects, stream, private_data, deadline)
+        over(self, Role::Connects, false, stream, private_data, deadline)
     }
 
     /// [Accepts](PreparedChannel::accept), and also returns the TCP stream for the program to keep: see
@@ -249,7 +251,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
         deadline: Instant,
     ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
         let stream = check_private_data(private_data).and_then(|_| next_client(listener, deadline));
-        over(self, Role::Accepts, stream, private_data, deadline)
+        over(self, Role::Accepts, false, stream, private_data, deadline)
     }
 
     over_a_stream!(QueuePair<'res, T>);
@@ -264,7 +266,15 @@ impl Channel<'_> {
         self.link.stream.as_ref()
     }
 
-    /// Takes the TCP stream out of the channel.
+    /// Gives the channel the stream over which the program has connected it, such as by
+    /// [`accept_over`](PreparedChannel::accept_over) or an [`Exchange`](crate::tcp::Exchange). The [`Loop`](crate::Loop)
+    /// that it is [added](crate::Loop::add) to then notices that the peer is gone.
+    pub fn keep_stream(&mut self, stream: TcpStream) {
+        self.link.keep_stream(stream);
+    }
+
+    /// Takes the TCP stream out of the channel. When it is closed, the peer's [`Loop`](crate::Loop) takes this side for
+    /// gone.
     pub fn take_stream(&mut self) -> Option<TcpStream> {
         self.link.stream.take()
     }
@@ -319,29 +329,6 @@ pub fn wait_until_peer_closes(stream: impl AsFd, deadline: Instant) -> io::Resul
     poll(stream.as_fd(), crate::base::linux::POLLRDHUP, deadline)
 }
 
-/// Returns whether there were events, or a failure, before the deadline.
-fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> io::Result<bool> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up, so that the last round does not spin. Longer than a C int: waits again.
-        let millis = left.as_nanos().div_ceil(1_000_000);
-        let millis = c_int::try_from(millis).unwrap_or(c_int::MAX);
-        let mut entry = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
-        // SAFETY: `entry` is one writable entry, and the caller's borrow keeps its file open.
-        match unsafe { libc::poll(&mut entry, 1, millis) } {
-            0 if millis == c_int::MAX => {}
-            0 => return Ok(false),
-            -1 => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-            _ => return Ok(true),
-        }
-    }
-}
-
 fn keep<'res>(
     (mut channel, private_data, stream): (Channel<'res>, Vec<u8>, TcpStream),
 ) -> (Channel<'res>, Vec<u8>) {
@@ -354,6 +341,7 @@ fn keep<'res>(
 fn over<P: Handshake>(
     prepared: P,
     role: Role,
+    keeps: bool,
     stream: Result<TcpStream, ExchangeError>,
     private_data: &[u8],
     deadline: Instant,
@@ -366,7 +354,7 @@ fn over<P: Handshake>(
         Ok(stream) => stream,
         Err(error) => return Err(StateError::new(prepared, error)),
     };
-    let mut exchange = Exchange::new(prepared, role, private_data)?;
+    let mut exchange = Exchange::new(prepared, role, private_data)?.keeping(keeps);
     loop {
         exchange = match exchange.step(&mut Ready(&stream))? {
             Step::Done((connected, theirs)) => return Ok((connected, theirs, stream)),

@@ -1,9 +1,11 @@
 use std::future::poll_fn;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::task::{Context, Poll};
 
 use super::error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
 use super::exchange::{Exchange, Exchanged, Role};
+use crate::base::error::StateError;
 use crate::connect::handshake::{Handshake, Step};
 
 /// A stream of bytes of an asynchronous runtime, over which two sides can connect.
@@ -31,17 +33,37 @@ pub trait AsyncStream {
     ///
     /// Those of the stream.
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
+
+    /// The socket below, if there is one. A channel keeps a duplicate, so the socket stays open as long as the channel;
+    /// by its end the [reactor](crate::Reactor) notices that the peer is gone.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// The peer then sees the end of the stream when the caller closes it.
+fn give_up_socket<P: Handshake>(
+    mut failed: StateError<P, ExchangeError>,
+) -> StateError<P, ExchangeError> {
+    let _ = failed.object.set_socket(None);
+    failed
 }
 
 pub(crate) async fn exchange_over<P: Handshake>(
-    prepared: P,
+    mut prepared: P,
     role: Role,
     stream: &mut (impl AsyncStream + Send),
     private_data: &[u8],
 ) -> Exchanged<P> {
-    let mut exchange = Exchange::new(prepared, role, private_data)?;
+    // Without one, that of an earlier connection goes too.
+    let keeps = match prepared.set_socket(stream.socket()) {
+        Ok(keeps) => keeps,
+        Err(error) => return Err(StateError::new(prepared, error.into())),
+    };
+    let exchange = Exchange::new(prepared, role, private_data).map_err(give_up_socket)?;
+    let mut exchange = exchange.keeping(keeps);
     loop {
-        exchange = match exchange.advance()? {
+        exchange = match exchange.advance().map_err(give_up_socket)? {
             Step::Done(connected) => return Ok(connected),
             Step::Pending(pending) => pending,
         };
@@ -62,12 +84,13 @@ pub(crate) async fn exchange_over<P: Handshake>(
             Ok(_) => continue,
             Err(error) => ExchangeError::from_stream(error),
         };
-        return Err(exchange.fail(error));
+        return Err(give_up_socket(exchange.fail(error)));
     }
 }
 
 #[cfg(feature = "tokio")]
 mod on_tokio {
+    use std::os::fd::AsFd;
     use std::pin::Pin;
 
     use super::*;
@@ -92,6 +115,10 @@ mod on_tokio {
                     bytes: &[u8],
                 ) -> Poll<io::Result<usize>> {
                     tokio::io::AsyncWrite::poll_write(Pin::new(self), cx, bytes)
+                }
+
+                fn socket(&self) -> Option<BorrowedFd<'_>> {
+                    Some(self.as_fd())
                 }
             }
         )+};

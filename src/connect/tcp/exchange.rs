@@ -30,6 +30,8 @@ pub(crate) type Exchanged<P> =
 #[must_use]
 pub struct Exchange<P: Handshake> {
     role: Role,
+    /// This side keeps the stream open as long as the channel.
+    keeps: bool,
     stage: Stage<P>,
     /// To send; `sent` bytes are out.
     output: Vec<u8>,
@@ -63,7 +65,12 @@ impl<P: Handshake> Exchange<P> {
         // The side that accepts reads first.
         let sent = if role == Role::Accepts { output.len() } else { 0 };
         let (stage, input) = (Stage::Header(prepared), Vec::new());
-        Ok(Self { role, stage, output, sent, input, part: wire::HEADER })
+        Ok(Self { role, keeps: false, stage, output, sent, input, part: wire::HEADER })
+    }
+
+    /// The stream stays open as long as the channel. The peer is told, and takes the end of the one for that of the other.
+    pub(super) fn keeping(self, keeps: bool) -> Self {
+        Self { keeps, ..self }
     }
 
     /// The bytes to send to the peer next. May be empty.
@@ -172,10 +179,10 @@ impl<P: Handshake> Exchange<P> {
 
     /// The input that the stage waits for is complete.
     fn next_stage(self) -> Result<Self, Exchanged<P>> {
-        let Self { role, stage, output, input, .. } = self;
+        let Self { role, keeps, stage, output, input, .. } = self;
         // All output is out.
         let next = |stage, output, part| {
-            Ok(Self { role, stage, output, sent: 0, input: Vec::new(), part })
+            Ok(Self { role, keeps, stage, output, sent: 0, input: Vec::new(), part })
         };
         match stage {
             Stage::Header(prepared) => {
@@ -207,7 +214,7 @@ impl<P: Handshake> Exchange<P> {
                     }
                     // After a failure too, it reads the peer's verdict.
                     Ok(remote) => {
-                        let (stage, output) = shake(prepared, remote, private_data, answer);
+                        let (stage, output) = shake(prepared, remote, private_data, answer, keeps);
                         next(stage, output, wire::VERDICT)
                     }
                 }
@@ -215,8 +222,12 @@ impl<P: Handshake> Exchange<P> {
             // Both sides try, so that each can say what does not fit.
             Stage::Answered(prepared, remote, private_data) => {
                 let verdict = verdict_in(input);
-                let (stage, output) = shake(prepared, remote, private_data, Vec::new());
+                let (stage, output) = shake(prepared, remote, private_data, Vec::new(), keeps);
                 let stage = match (stage, verdict) {
+                    (Stage::Shaken(mut shaken, private_data), Ok(peer_keeps)) => {
+                        P::set_peer_keeps(&mut shaken, peer_keeps);
+                        Stage::Shaken(shaken, private_data)
+                    }
                     (Stage::Shaken(shaken, _), Err(error)) => {
                         Stage::Failed(P::take_back(shaken), error)
                     }
@@ -224,10 +235,15 @@ impl<P: Handshake> Exchange<P> {
                 };
                 next(stage, output, 0)
             }
-            Stage::Shaken(shaken, private_data) => {
-                let verdict = if role == Role::Accepts { verdict_in(input) } else { Ok(()) };
+            Stage::Shaken(mut shaken, private_data) => {
+                let verdict = (role == Role::Accepts).then(|| verdict_in(input)).transpose();
                 Err(match verdict {
-                    Ok(()) => Ok((P::finish(shaken), private_data)),
+                    Ok(peer_keeps) => {
+                        if let Some(peer_keeps) = peer_keeps {
+                            P::set_peer_keeps(&mut shaken, peer_keeps);
+                        }
+                        Ok((P::finish(shaken), private_data))
+                    }
                     Err(error) => Err(StateError::new(P::take_back(shaken), error)),
                 })
             }
@@ -242,6 +258,7 @@ fn shake<P: Handshake>(
     remote: QueuePairEndpoint,
     private_data: Vec<u8>,
     mut output: Vec<u8>,
+    keeps: bool,
 ) -> (Stage<P>, Vec<u8>) {
     let (stage, errno) = match prepared.handshake(remote) {
         Ok(shaken) => (Stage::Shaken(shaken, private_data), None),
@@ -250,11 +267,11 @@ fn shake<P: Handshake>(
             (Stage::Failed(object, error.into()), Some(errno))
         }
     };
-    output.extend(wire::verdict(errno));
+    output.extend(wire::verdict(errno, keeps));
     (stage, output)
 }
 
-fn verdict_in(input: Vec<u8>) -> Result<(), ExchangeError> {
+fn verdict_in(input: Vec<u8>) -> Result<bool, ExchangeError> {
     wire::read_verdict(input.try_into().expect("as many as are wanted"))
 }
 

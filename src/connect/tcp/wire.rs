@@ -8,7 +8,8 @@
 //! | 10..12 | the length of the private data |
 //! | 12.. | the endpoint without its version, then the private data |
 //!
-//! A verdict has 5 bytes: a code, and an errno value (0 if ready).
+//! A verdict has 5 bytes: a code, and an errno value (0 if ready). The code also says whether the side keeps the stream open
+//! as long as its channel: then the end of the stream says that it is gone.
 //!
 //! Three messages, one under way at a time: the connecting side's greeting, the other's greeting and verdict, the
 //! first's verdict.
@@ -84,17 +85,25 @@ pub(super) const VERDICT: usize = 5;
 
 const READY: u8 = 1;
 const FAILED: u8 = 2;
+const READY_AND_KEEPS: u8 = 3;
 
-/// An errno value means that the handshake failed.
-pub(super) fn verdict(errno: Option<i32>) -> [u8; VERDICT] {
+/// An errno value means that the handshake failed. `keeps`: the stream stays open as long as the channel.
+pub(super) fn verdict(errno: Option<i32>, keeps: bool) -> [u8; VERDICT] {
     let [a, b, c, d] = errno.unwrap_or(0).to_be_bytes();
-    [if errno.is_some() { FAILED } else { READY }, a, b, c, d]
+    let code = match errno {
+        Some(_) => FAILED,
+        None if keeps => READY_AND_KEEPS,
+        None => READY,
+    };
+    [code, a, b, c, d]
 }
 
-pub(super) fn read_verdict(bytes: [u8; VERDICT]) -> Result<(), ExchangeError> {
+/// Returns whether the peer keeps the stream.
+pub(super) fn read_verdict(bytes: [u8; VERDICT]) -> Result<bool, ExchangeError> {
     let [code, errno @ ..] = bytes;
     match (code, i32::from_be_bytes(errno)) {
-        (READY, 0) => Ok(()),
+        (READY, 0) => Ok(false),
+        (READY_AND_KEEPS, 0) => Ok(true),
         (FAILED, errno) if errno > 0 => Err(ExchangeError::Peer { errno }),
         _ => Err(ExchangeError::Protocol("it does not say whether it is ready")),
     }
@@ -105,8 +114,8 @@ pub(super) fn read_verdict(bytes: [u8; VERDICT]) -> Result<(), ExchangeError> {
 pub fn exchanged_bytes(data: &[u8]) {
     if let Some((bytes, _)) = data.split_first_chunk::<VERDICT>() {
         let written = match read_verdict(*bytes) {
-            Ok(()) => Some(verdict(None)),
-            Err(ExchangeError::Peer { errno }) => Some(verdict(Some(errno))),
+            Ok(keeps) => Some(verdict(None, keeps)),
+            Err(ExchangeError::Peer { errno }) => Some(verdict(Some(errno), false)),
             Err(_) => None,
         };
         assert!(written.is_none_or(|written| written == *bytes), "{bytes:?}");
@@ -179,10 +188,12 @@ mod tests {
 
     #[test]
     fn verdicts_are_ready_or_have_an_errno() {
-        assert!(read_verdict(verdict(None)).is_ok());
-        let failed = read_verdict(verdict(Some(libc::ENOMEM)));
+        for keeps in [false, true] {
+            assert!(read_verdict(verdict(None, keeps)).is_ok_and(|read| read == keeps));
+        }
+        let failed = read_verdict(verdict(Some(libc::ENOMEM), true));
         assert!(matches!(failed, Err(ExchangeError::Peer { errno: libc::ENOMEM })));
-        for wrong in [[0; 5], [1, 0, 0, 0, 1], [2, 0, 0, 0, 0], [2, 0xff, 0, 0, 0], [3, 0, 0, 0, 0]]
+        for wrong in [[0; 5], [1, 0, 0, 0, 1], [2, 0, 0, 0, 0], [2, 0xff, 0, 0, 0], [4, 0, 0, 0, 0]]
         {
             assert!(matches!(read_verdict(wrong), Err(ExchangeError::Protocol(_))), "{wrong:?}");
         }

@@ -8,7 +8,6 @@ use super::post::queue_index;
 use super::slots::{NEVER_FREE, SHARED, State};
 use crate::base::error::{Error, Result, StateError};
 use crate::base::ffi;
-#[cfg(doc)]
 use crate::channel::TransportError;
 use crate::channel::parts::{Core, Limits, Link, Queue, Target};
 use crate::channel::{Channel, PreparedChannel};
@@ -23,10 +22,12 @@ impl<'res, B> Loop<'res, B> {
     ///
     ///  - `EINVAL`: another loop created the channel, or it was stopped; or the loop has not enough
     ///    [room](Self::capacity).
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open to watch the channel's peer.
     ///  - `ENOMEM`: out of memory.
     pub fn add(&mut self, channel: Channel<'res>) -> Result<ChannelId, StateError<Channel<'res>>> {
         let is_open = channel.core().table.is_open();
-        match self.place_for(&channel.link, is_open) {
+        let watched = self.prepare_watch(channel.link.peer_sign());
+        match watched.and_then(|()| self.place_for(&channel.link, is_open)) {
             Ok(id) => {
                 self.attach_link(id, channel.link);
                 self.open(id, true);
@@ -53,7 +54,8 @@ impl<'res, B> Loop<'res, B> {
         if let Err(error) = channel.link.open_receives() {
             return Err(StateError::new(channel, error));
         }
-        match self.place_for(&channel.link, true) {
+        let watched = self.prepare_watch(channel.link.peer_sign());
+        match watched.and_then(|()| self.place_for(&channel.link, true)) {
             Ok(id) => {
                 self.attach_link(id, channel.link);
                 self.open(id, false);
@@ -114,6 +116,47 @@ impl<'res, B> Loop<'res, B> {
     /// The number of the channel's operations that the device still has.
     pub fn in_flight(&self, channel: ChannelId) -> usize {
         self.table.entry(channel).map_or(0, |entry| self.table.in_flight(entry.slots()))
+    }
+
+    /// `ibv_modify_qp`: ends all operations of a channel without waiting: the device flushes them, and later posts are
+    /// refused. [`next_ended`](Self::next_ended) still returns this number of its operations, those that the device
+    /// flushed with [`Stopped`](TransportError::Stopped); with the last, all buffers are back. [`remove`](Self::remove)
+    /// does not wait then.
+    ///
+    /// ```
+    /// # use ibverbs::{ChannelId, Loop, PooledBuffer, TransportError};
+    /// # fn serve(_: &mut Loop<'_, PooledBuffer>, _: ibverbs::Ended<PooledBuffer>) {}
+    /// /// Serves all others meanwhile.
+    /// fn end(server: &mut Loop<'_, PooledBuffer>, channel: ChannelId) -> Result<(), TransportError> {
+    ///     let mut left = server.stop(channel)?;
+    ///     while left > 0 {
+    ///         let ended = server.wait_ended()?;
+    ///         left -= usize::from(ended.channel == channel);
+    ///         serve(server, ended);
+    ///     }
+    ///     Ok(server.remove(channel)?)
+    /// }
+    /// ```
+    ///
+    /// Receives that are [shared](Self::create_sharing_channel) do not count: they end with the queue, or with a message.
+    ///
+    /// # Errors
+    ///
+    ///  - `EINVAL`: the loop has no such channel (any more), it was [taken out](Self::take_out), or the id is of shared
+    ///    receives.
+    ///  - The provider's errno value. Nothing has ended then, but later posts are refused.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn stop(&mut self, channel: ChannelId) -> Result<usize> {
+        const VERB: &str = "ibv_modify_qp";
+        let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
+        let slots = entry.slots();
+        let Some(link) = &self.members.links[channel.index()] else {
+            return Err(self.without_link(channel, VERB));
+        };
+        self.table.refuse(channel, TransportError::Stopped);
+        link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR)?;
+        let slots = &self.table.slots[slots.start as usize..slots.end as usize];
+        Ok(slots.iter().filter(|slot| slot.state.is_to_return()).count())
     }
 
     /// `ibv_modify_qp`, `ibv_destroy_qp`: ends all operations of a channel and destroys it.
@@ -205,6 +248,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     pub(super) fn attach_link(&mut self, id: ChannelId, link: Link<'res>) {
+        self.watch(id, &link);
         self.table.cold[id.index()].core = Some(link.core.clone());
         self.members.links[id.index()] = Some(link);
     }

@@ -154,6 +154,13 @@ impl<'res, B> Loop<'res, B> {
         Some(Detached { id: channel, channel: PreparedChannel { link } })
     }
 
+    /// As [`borrow_out`](Self::borrow_out), to take it to ERR. If it is out, that is done once it is back.
+    pub(crate) fn borrow_to_flush(&mut self, channel: ChannelId) -> Option<Detached<'res>> {
+        let out = self.borrow_out(channel)?;
+        self.table.cold[channel.index()].must_flush = false;
+        Some(out)
+    }
+
     /// Refuses further posts, wakes all waiting tasks, and takes the channel out for a reset. `None`: it is out, or was
     /// removed.
     pub(crate) fn close(
@@ -172,7 +179,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     #[cold]
-    pub(super) fn stop(&mut self, channel: ChannelId) {
+    pub(super) fn stop_and_reset(&mut self, channel: ChannelId) {
         if let Some(closed) = self.close(channel, TransportError::Stopped) {
             let is_reset = closed.try_reset();
             self.give_back(closed);
@@ -185,7 +192,11 @@ impl<'res, B> Loop<'res, B> {
         if self.table.cold[detached.id.index()].is_dropped {
             return Some(self.give_up(detached));
         }
-        self.attach_link(detached.id, detached.channel.link);
+        let id = detached.id;
+        self.attach_link(id, detached.channel.link);
+        if self.table.cold[id.index()].must_flush {
+            self.table.flush_later(id);
+        }
         None
     }
 
@@ -237,6 +248,7 @@ impl<'res, B> Loop<'res, B> {
         let table = &mut self.table;
         let generation = table.entries[index].generation;
         let id = ChannelId { index: index as u32, generation };
+        self.peers.gone.retain(|gone| *gone != id);
         table.forget_credit(id);
         table.end_connections(table.entries[index].slots());
         table.entries[index].generation = generation.wrapping_add(1);

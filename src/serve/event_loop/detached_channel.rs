@@ -1,5 +1,6 @@
 //! Channels out of their loop, for slow verbs of the program.
 
+use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::Loop;
@@ -188,13 +189,19 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: it is of another loop. The channel comes back in the [`StateError`].
+    /// The channel comes back in the [`StateError`].
+    ///
+    ///  - `EINVAL`: it is of another loop.
+    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: too many files are open, or there is no memory, to watch the channel's peer.
     pub fn put_back(
         &mut self,
         detached: DetachedChannel<'res>,
     ) -> Result<ChannelId, StateError<DetachedChannel<'res>>> {
         if !Arc::ptr_eq(&detached.queue, self.queue()) {
             return Err(StateError::new(detached, of_another_loop("ibv_modify_qp")));
+        }
+        if let Err(error) = self.prepare_watch(detached.detached.channel.link.peer_sign()) {
+            return Err(StateError::new(detached, error));
         }
         let DetachedChannel { detached: Detached { id, channel }, number, has_ended, .. } =
             detached;
@@ -244,6 +251,10 @@ impl Handshake for DetachedChannel<'_> {
         shaken.take_back()
     }
 
+    fn set_peer_keeps(shaken: &mut Self, keeps: bool) {
+        shaken.detached.channel.link.peer_keeps = keeps;
+    }
+
     fn finish(shaken: Self) -> Self {
         shaken
     }
@@ -262,5 +273,11 @@ impl Handshake for DetachedChannel<'_> {
 
 /// Connecting over a stream. [Put the channel back](crate::Loop::put_back) afterwards.
 impl<'res> DetachedChannel<'res> {
+    /// Gives the channel the stream over which it was connected, so that the loop notices that the peer is gone: see
+    /// [`Channel::keep_stream`](crate::Channel::keep_stream).
+    pub fn keep_stream(&mut self, stream: TcpStream) {
+        self.detached.channel.link.keep_stream(stream);
+    }
+
     over_a_stream!(DetachedChannel<'res>);
 }

@@ -44,8 +44,9 @@ impl<B> Ended<B> {
     ///  - [`Work`](TransportError::Work): it failed. All later ones of the channel then fail too.
     ///  - [`Closed`](TransportError::Closed): the channel was removed before the completion was polled. The operation
     ///    may have been carried out.
-    ///  - [`Stopped`](TransportError::Stopped): a handshake failed, so it was
-    ///    not posted or was ended by force.
+    ///  - [`PeerGone`](TransportError::PeerGone): the peer has left. All later ones of the channel then fail too.
+    ///  - [`Stopped`](TransportError::Stopped): the channel was [stopped](crate::Loop::stop); or a handshake failed, so it
+    ///    was not posted or was ended by force.
     #[inline(always)]
     pub fn result(&self) -> TransportResult<WorkSuccess> {
         match self.failed.0 {
@@ -90,6 +91,14 @@ pub(super) const REMOVED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX);
 /// A failed attempt to connect has ended the operation.
 pub(super) const STOPPED: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 1);
 
+/// The peer is gone, so the operation was flushed.
+pub(super) const GONE: ffi::ibv_wc_status = ffi::ibv_wc_status(u32::MAX - 2);
+
+/// The error of what is posted after a failure.
+pub(super) fn flushed() -> TransportError {
+    failure(ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR, 0)
+}
+
 /// With a reference to the completion as argument, the compiler would keep that in memory.
 #[cold]
 #[inline(never)]
@@ -97,6 +106,7 @@ fn failure(status: ffi::ibv_wc_status, vendor_err: u32) -> TransportError {
     match status {
         REMOVED => TransportError::Closed,
         STOPPED => TransportError::Stopped,
+        GONE => TransportError::PeerGone,
         _ => match WorkCompletion::from(ffi::ibv_wc { status, vendor_err, ..Default::default() })
             .result()
         {

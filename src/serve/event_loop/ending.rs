@@ -7,16 +7,16 @@ use std::ops::Range;
 use std::thread;
 
 use super::Loop;
-use super::ended::{ChannelId, LoopBuffer, REMOVED};
+use super::ended::{ChannelId, GONE, LoopBuffer, REMOVED, STOPPED};
 use super::slots::{List, NEVER_FREE, ONE, State};
 use super::table::Table;
 use crate::base::ffi;
 use crate::base::panics::catch;
 use crate::channel::OwnedBuffer;
-use crate::channel::WorkRequest;
 pub(crate) use crate::channel::parts::Core;
 pub(crate) use crate::channel::parts::POLL_FAILURES;
 use crate::channel::parts::Queue;
+use crate::channel::{TransportError, WorkRequest};
 use crate::verbs::memory::{GatherBuffer, keep};
 
 impl<B> Table<B> {
@@ -121,25 +121,46 @@ impl<B> Table<B> {
     }
 
     #[cold]
-    pub(super) fn note_failure(&mut self, channel: ChannelId) {
+    pub(super) fn end_with_failure(&mut self, index: u32, mut completion: ffi::ibv_wc) {
+        let channel = self.slots[index as usize].channel;
+        self.note_failure(channel);
+        self.explain_flush(channel, &mut completion);
+        self.finish(index, &completion);
+        if self.is_of_tasks {
+            self.end_waits(channel);
+        }
+    }
+
+    fn explain_flush(&self, channel: ChannelId, completion: &mut ffi::ibv_wc) {
+        if completion.status != ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+            return;
+        }
+        let cold = &self.cold[channel.index()];
+        if cold.peer_gone {
+            completion.status = GONE;
+        } else if !self.is_of_tasks && cold.stopped == Some(TransportError::Stopped) {
+            completion.status = STOPPED;
+        }
+    }
+
+    fn note_failure(&mut self, channel: ChannelId) {
         let index = channel.index();
         let cold = &self.cold[index];
-        let Some(core) = cold.core.as_ref().filter(|_| !cold.has_failed) else { return };
-        if cold.survives_failures {
+        let is_over = cold.core.is_none() || cold.has_failed || cold.stopped.is_some();
+        if is_over || cold.survives_failures {
             return;
         }
         let entry = &mut self.entries[index];
-        if entry.first_of(Queue::Receive) == NEVER_FREE || cold.stopped.is_some() {
+        if entry.first_of(Queue::Receive) == NEVER_FREE {
+            // Tasks wait for messages of shared receives.
+            self.cold[index].has_failed = self.is_of_tasks;
             return;
         }
         // A post of a receive then finds the queue full and looks for the reason.
         entry.next[1] = NEVER_FREE;
         let receives = entry.receives();
-        if self.is_of_tasks {
-            self.deferred.fail(channel, None);
-        } else if self.in_flight(receives) > 0 {
-            // Only the owner of the loop uses the core.
-            let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+        if self.is_of_tasks || self.in_flight(receives) > 0 {
+            self.flush_later(channel);
         }
         self.cold[index].has_failed = true;
     }
@@ -186,12 +207,13 @@ impl<B> Table<B> {
         let mut list = std::mem::take(&mut self.cold[channel.index()].unposted);
         while let Some(slot) = self.slots.get(list.first as usize) {
             let (index, next) = (list.first, slot.link);
-            let flushed = ffi::ibv_wc {
+            let mut flushed = ffi::ibv_wc {
                 wr_id: slot.number,
                 qp_num: slot.queue_pair,
                 status: ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
                 ..Default::default()
             };
+            self.explain_flush(channel, &mut flushed);
             self.finish(index, &flushed);
             list.first = next;
         }

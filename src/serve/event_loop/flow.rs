@@ -58,7 +58,7 @@ impl<B> Loop<'_, B> {
         let core = self.table.core(channel).ok_or(TransportError::Closed)?;
         let checked = core.check_device_if_due(Instant::now());
         if checked.is_err() {
-            self.stop(channel);
+            self.stop_and_reset(channel);
         }
         Ok(checked?)
     }

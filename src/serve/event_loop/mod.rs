@@ -18,6 +18,7 @@ mod ending;
 mod flow;
 mod members;
 mod numbers;
+mod peers;
 mod post;
 mod shared;
 mod slots;
@@ -40,6 +41,7 @@ pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 #[cfg(feature = "async")]
 pub(crate) use detached::{Detached, PendingDestroy, step};
 use members::Members;
+use peers::Peers;
 #[cfg(feature = "async")]
 pub(crate) use shared::shared_queue;
 use table::Table;
@@ -110,6 +112,13 @@ use crate::verbs::domain::ProtectionDomain;
 /// # }
 /// ```
 ///
+/// # When a peer dies
+///
+/// The loop notices when the peer of a channel has died or left, though nothing is sent, by the TCP stream over which the
+/// channel was connected, or by the connection manager. All operations of the channel end with
+/// [`PeerGone`](TransportError::PeerGone), after what the peer had sent. [`next_gone`](Self::next_gone) names a channel that
+/// had none in flight.
+///
 /// # In an event loop
 ///
 /// The [descriptor](AsFd) becomes readable when an operation has ended. Before the program sleeps on it, it calls
@@ -153,6 +162,7 @@ pub struct Loop<'res, B> {
     queue: Arc<CompletionQueue<'res>>,
     /// [`LoopWaker`] wakes that its waits have returned for.
     wakes: u64,
+    peers: Peers,
 }
 
 // SAFETY: the loop alone owns everything in it, and libibverbs may be called on any thread. Buffers move along, so `B`
@@ -185,7 +195,7 @@ impl<'res, B> Loop<'res, B> {
         // SAFETY: the loop owns the queue, so it is live whenever the table polls it.
         let table = unsafe { Table::new(queue.as_raw(), poll_cq_of(queue.as_raw())) };
         let members = Members::new(queue.capacity());
-        Ok(Self { table, members, queue: Arc::new(queue), wakes: 0 })
+        Ok(Self { table, members, queue: Arc::new(queue), wakes: 0, peers: Peers::default() })
     }
 
     /// Starts to build a channel of this loop. It can post nothing until it is connected and [added](Self::add).
@@ -209,7 +219,10 @@ impl<'res, B> Loop<'res, B> {
     #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
     pub fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
-        self.table.next_ended()
+        match self.table.next_ended() {
+            Ok(None) if self.peers.is_watching => self.next_after_look(),
+            ended => ended,
+        }
     }
 
     /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. No signal ends the wait. It reads
@@ -221,8 +234,9 @@ impl<'res, B> Loop<'res, B> {
     ///
     ///  - [`Cancelled`](crate::TransportError::Cancelled): a [`LoopWaker`] has woken the loop since a wait last returned
     ///    for it. Everything is still in flight.
-    ///  - [`Verbs`](crate::TransportError::Verbs): `EDEADLK`: nothing was posted, and the loop has no waker: the wait
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EDEADLK`: nothing was posted, and no [`LoopWaker`] is left: the wait
     ///    would never end.
+    ///  - [`PeerGone`](crate::TransportError::PeerGone): [`next_gone`](Self::next_gone) has a channel.
     pub fn wait_ended(&mut self) -> TransportResult<Ended<B>> {
         match self.next_ended()? {
             Some(ended) => Ok(ended),
@@ -232,28 +246,31 @@ impl<'res, B> Loop<'res, B> {
 
     #[cold]
     fn sleep_until_ended(&mut self) -> TransportResult<Ended<B>> {
-        let Self { table, queue, wakes, .. } = self;
+        let queue = self.queue.clone();
         let waiters = queue.own_channel()?.waiters();
-        if !waiters.is_wakeable() && table.in_flight(0..table.slots.len() as u32) == 0 {
-            let reason = "nothing was posted on the loop, and no LoopWaker would end the wait";
-            return Err(Error::with_reason("ibv_get_cq_event", libc::EDEADLK, reason).into());
-        }
-        let is_woken = || waiters.wakes() != *wakes;
-        let poll = || match table.next_ended() {
-            Ok(None) if is_woken() => Ok(Some(Ok(None))),
+        let all = 0..self.table.slots.len() as u32;
+        let is_idle = self.table.in_flight(all) == 0;
+        let wakes = self.wakes;
+        // Also if the last handle that could wake it goes.
+        let is_woken = || waiters.wakes() != wakes || is_idle && !waiters.is_wakeable();
+        let poll = || match self.next_ended() {
+            Ok(None) if is_woken() || self.has_gone() => Ok(Some(Ok(None))),
             ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
         };
         match queue.sleep_until_found(None, poll, is_woken)?? {
             Some(ended) => Ok(ended),
+            None if self.take_wake()? => Err(TransportError::Cancelled),
+            None if self.has_gone() => Err(TransportError::PeerGone),
             None => {
-                self.take_wake()?;
-                Err(TransportError::Cancelled)
+                let reason = "nothing was posted on the loop, and no LoopWaker would end the wait";
+                Err(Error::with_reason("ibv_get_cq_event", libc::EDEADLK, reason).into())
             }
         }
     }
 
     /// As [`wait_ended`](Self::wait_ended), but returns `None` once the deadline has passed, a [`LoopWaker`] has woken
-    /// the loop since the last such return, or [`next_credited`](Self::next_credited) has a channel.
+    /// the loop since the last such return, or [`next_credited`](Self::next_credited) or
+    /// [`next_gone`](Self::next_gone) has a channel.
     ///
     /// # Errors
     ///
@@ -263,12 +280,16 @@ impl<'res, B> Loop<'res, B> {
         while !self.take_wake()? {
             let pause = self.credit_pause().and_then(|pause| Instant::now().checked_add(pause));
             let until = pause.map_or(deadline, |until| until.min(deadline));
-            let Self { table, queue, wakes, .. } = self;
-            let waiters = queue.own_channel()?.waiters();
-            let is_woken = || waiters.wakes() != *wakes;
-            let poll = || match table.next_ended() {
+            let queue = self.queue.clone();
+            let (waiters, wakes) = (queue.own_channel()?.waiters(), self.wakes);
+            let is_woken = || waiters.wakes() != wakes;
+            let poll = || match self.next_ended() {
                 // Peers' answers about credit raise events too.
-                Ok(None) if is_woken() || table.must_wait_end(pause.is_none(), until) => {
+                Ok(None)
+                    if is_woken()
+                        || self.has_gone()
+                        || self.table.must_wait_end(pause.is_none(), until) =>
+                {
                     Ok(Some(Ok(None)))
                 }
                 ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
@@ -279,7 +300,8 @@ impl<'res, B> Loop<'res, B> {
                 Ok(Ok(Some(ended))) => return Ok(Some(ended)),
                 Ok(Err(error)) => return Err(error),
                 Ok(Ok(None)) | Err(_) => {
-                    if self.table.credited().is_some() || Instant::now() >= deadline {
+                    let has_news = self.table.credited().is_some() || self.has_gone();
+                    if has_news || Instant::now() >= deadline {
                         break;
                     }
                 }

@@ -62,6 +62,11 @@ impl State {
     pub(super) fn is_in_flight(self) -> bool {
         self as u32 <= Self::Unposted as u32
     }
+
+    /// `next_ended` is still to return it.
+    pub(super) fn is_to_return(self) -> bool {
+        matches!(self, Self::Token | Self::List | Self::Unposted | Self::Ended)
+    }
 }
 
 /// The order lets [`Slot::awaits`] be one comparison.

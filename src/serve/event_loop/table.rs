@@ -51,6 +51,10 @@ pub(super) struct ColdState {
     pub(super) survives_failures: bool,
     /// An operation has failed. Receives posted since then are in `unposted`.
     pub(super) has_failed: bool,
+    /// Its peer is gone: what is flushed says so.
+    pub(super) peer_gone: bool,
+    /// The queue pair is to be taken to ERR, which a channel that is out of its loop waits for.
+    pub(super) must_flush: bool,
     pub(super) unposted: List,
     /// It was dropped while out of the loop, which destroys it when it comes back.
     pub(super) is_dropped: bool,
@@ -271,9 +275,10 @@ impl<B> Table<B> {
                     } =>
             {
                 if status != ffi::ibv_wc_status::IBV_WC_SUCCESS && !slot.is_shared() {
-                    self.note_failure(self.slots[index as usize].channel);
+                    self.end_with_failure(index, *completion);
+                } else {
+                    self.finish(index, completion);
                 }
-                self.finish(index, completion);
                 Ok(())
             }
             Some(slot) if slot.state == State::Credits && slot.queue_pair == queue_pair => {

@@ -256,6 +256,11 @@ impl<B> Loop<'_, B> {
         self.table.why_stopped(channel)
     }
 
+    /// Why no message will come to the channel.
+    pub(crate) fn why_ended(&self, channel: ChannelId) -> Option<TransportError> {
+        self.table.why_ended(channel)
+    }
+
     /// Refuses posts to shared receives, and on channels that are attached later.
     #[cold]
     pub(crate) fn stop_adding(&mut self, error: TransportError) {

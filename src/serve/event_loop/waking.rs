@@ -13,10 +13,26 @@ use crate::verbs::completion::{CompletionQueue, Waiters};
 /// Wakes the thread that sleeps for a [`Loop`], from any thread: see [`Loop::waker`].
 ///
 /// It may outlive the loop, and then does nothing.
-#[derive(Clone)]
 pub struct LoopWaker(Arc<Waiters>);
 
+impl Clone for LoopWaker {
+    fn clone(&self) -> Self {
+        Self::new(self.0.clone())
+    }
+}
+
+impl Drop for LoopWaker {
+    fn drop(&mut self) {
+        self.0.remove_handle();
+    }
+}
+
 impl LoopWaker {
+    fn new(waiters: Arc<Waiters>) -> Self {
+        waiters.add_handle();
+        Self(waiters)
+    }
+
     /// Wakes the thread in [`Loop::wait_ended_until`] or [`Loop::wait_ended`], or else its next call, and each
     /// [`LoopWaiter`], or else its next sleep. Several calls before a wake count as one. It also makes the descriptors of
     /// this waker and of the loop ([`AsFd`]) readable, until [`Loop::arm`].
@@ -156,7 +172,7 @@ impl<'res, B> Loop<'res, B> {
     ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
     ///  - `ENOMEM`: out of memory.
     pub fn waker(&self) -> Result<LoopWaker> {
-        self.queue.wakeable().map(LoopWaker)
+        self.queue.wakeable().map(LoopWaker::new)
     }
 
     /// A handle that sleeps for the loop without borrowing it, on any thread. The loop can be behind a lock, which

@@ -8,6 +8,7 @@ use crate::base::error::Result;
 use crate::base::ffi;
 use crate::base::panics::catch;
 use crate::channel::TransportError;
+use crate::channel::parts::PeerSign;
 use crate::connect::rdmacm::Connectable;
 use crate::connect::rdmacm::sealed::{Connected, Object, Settings};
 use crate::serve::event_loop::Detached;
@@ -71,5 +72,11 @@ impl<S: Share> Connected for AsyncChannel<S> {
     fn end(&mut self) {
         // If a waker panics, the caller must still tell the peer, or release a removed device.
         let _ = catch(|| stop(&self.share, self.id, TransportError::Stopped));
+    }
+
+    fn watch(&mut self, sign: Box<dyn PeerSign>) -> Result<()> {
+        self.share.lock().core.prepare_watch(Some(&*sign))?;
+        self.with_detached(|detached| detached.channel.link.set_sign(sign));
+        Ok(())
     }
 }

@@ -141,13 +141,15 @@ impl<S: Share> AsyncChannel<S> {
     /// The next message, in order, in a buffer posted [ahead](Self::post_receive) or, for a channel with [shared
     /// receives](Reactor::prepare_sharing), by [`SharedReceives::post`].
     ///
-    /// If the connection fails while nothing but shared receives is in flight, no completion tells.
+    /// If the connection fails while nothing but shared receives is in flight, no completion tells, unless the peer is
+    /// [gone](TransportError::PeerGone).
     /// [`AsyncEvents`](crate::device::AsyncEvents) does
     /// ([`LastRequestReached`](crate::device::AsyncEventKind::LastRequestReached)).
     ///
     /// # Errors
     ///
-    /// Those of a [receive](Self::receive).
+    /// Those of a [receive](Self::receive), and [`QueueFull`](TransportError::QueueFull) if the channel was built for no
+    /// receives.
     pub async fn next_message(&self) -> OwnedResult<S::Buffer> {
         let mut place = InLine::new(self, Queue::Receive);
         poll_fn(|cx| {
@@ -159,7 +161,7 @@ impl<S: Share> AsyncChannel<S> {
                 drop(guard);
                 return Poll::Ready(result_of(message, stopped));
             }
-            match guard.core.why_stopped(self.id) {
+            match guard.core.why_ended(self.id) {
                 Some(error) => Poll::Ready(Err(error.into())),
                 None => match place.wait(guard, waker) {
                     Ok(()) => Poll::Pending,

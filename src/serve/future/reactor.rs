@@ -94,7 +94,7 @@ impl Reactor {
     /// # Errors
     ///
     ///  - Those of [`Loop::new`].
-    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open. A reactor has three.
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open. A reactor has four.
     #[doc(alias = "ibv_create_cq")]
     pub fn new(
         context: impl Into<Parent<'static, Context<'static>>>,
@@ -258,7 +258,7 @@ impl<S: Share> Reactor<S> {
         guard.stall_warning.turned(begun != Ok(true));
         if begun == Ok(true) && !guard.core.lacks_credit() && guard.alarm.is_none() {
             guard.unlock();
-            return self.count_idle_turn().map(|()| 0);
+            return self.count_idle_turn();
         }
         let turned = begun.map(|_| guard.core.end_turn());
         let mut must_check = false;
@@ -270,34 +270,45 @@ impl<S: Share> Reactor<S> {
             self.check_connections();
         }
         match turned {
-            Ok(0) => self.count_idle_turn().map(|()| 0),
+            Ok(0) => self.count_idle_turn(),
             Ok(count) => Ok(count),
             Err(TransportError::Verbs(error)) => Err(error),
             Err(_) => Ok(1),
         }
     }
 
-    /// A removed device completes nothing, so some idle turns ask the kernel.
+    /// A removed device completes nothing, nor does a peer that is gone, so some idle turns ask the kernel. Returns
+    /// whether a peer is gone.
     #[inline]
-    fn count_idle_turn(&self) -> Result<()> {
+    fn count_idle_turn(&self) -> Result<usize> {
+        if self.queue.own_channel()?.must_look() {
+            return Ok(self.look_at_peers(false));
+        }
         // Turns on two threads may count as one.
         let idle = self.idle_turns.load(Ordering::Relaxed);
         self.idle_turns.store(idle.wrapping_add(1), Ordering::Relaxed);
-        if idle.is_multiple_of(TURNS_PER_CLOCK_READING) { self.check_device() } else { Ok(()) }
+        if idle.is_multiple_of(TURNS_PER_CLOCK_READING) { self.check_device() } else { Ok(0) }
     }
 
     #[cold]
     #[inline(never)]
-    fn check_device(&self) -> Result<()> {
+    fn look_at_peers(&self, is_due: bool) -> usize {
+        self.share.lock().core.look_at_peers(is_due).into()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_device(&self) -> Result<usize> {
         let now = Instant::now();
         let mut guard = self.share.lock();
         let last = *guard.device_checked.get_or_insert(now);
         if now.saturating_duration_since(last) < DEVICE_CHECK_PERIOD {
-            return Ok(());
+            return Ok(0);
         }
         guard.device_checked = Some(now);
         drop(guard);
-        self.queue.check_device()
+        self.queue.check_device()?;
+        Ok(self.look_at_peers(true))
     }
 
     #[cold]

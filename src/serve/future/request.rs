@@ -1,6 +1,7 @@
 //! What futures post.
 
 use std::future::Future;
+use std::os::fd::BorrowedFd;
 
 use super::AsyncChannel;
 use super::locked_loop::{Lock, Locked, Share, destroy, release_quietly};
@@ -10,7 +11,7 @@ use crate::base::error::{Result, StateError};
 use crate::base::ffi;
 #[cfg(feature = "rdmacm")]
 use crate::base::queue_pair_state::QueuePairType;
-use crate::channel::parts::{Link, Refused};
+use crate::channel::parts::{Link, Refused, of_socket};
 use crate::channel::{
     ChannelBuilder, OperationError, OwnedBuffer, OwnedResult, PreparedChannel, WorkRequest,
 };
@@ -186,7 +187,8 @@ impl<S: Share> PreparedAsyncChannel<S> {
     /// Connects to the peer that accepts over the same stream, by [`accept`](Self::accept) or
     /// [`PreparedChannel::accept_over`]. Returns the channel and the peer's private data.
     ///
-    /// The caller keeps the stream, and can read from it to notice that the peer is gone. There is no deadline: drop
+    /// The caller keeps the stream. The channel has a duplicate of its [socket](AsyncStream::socket): when the peer closes
+    /// its end, as it does when it dies, all operations end with [`PeerGone`](crate::TransportError::PeerGone). There is no deadline: drop
     /// the future when the program's own timer says so. That destroys the queue pair, and leaves the stream in an
     /// unspecified state.
     ///
@@ -266,6 +268,18 @@ impl<S: Share> Handshake for PreparedAsyncChannel<S> {
             share.lock().core.renew(detached.as_ref().expect("not connected"), number);
         }
         shaken
+    }
+
+    fn set_peer_keeps(shaken: &mut Self, keeps: bool) {
+        shaken.detached_mut().channel.link.peer_keeps = keeps;
+    }
+
+    fn set_socket(&mut self, socket: Option<BorrowedFd<'_>>) -> Result<bool> {
+        let sign = socket.map(of_socket).transpose()?;
+        self.share.lock().core.prepare_watch(sign.as_deref())?;
+        let keeps = sign.is_some();
+        self.detached_mut().channel.link.sign = sign;
+        Ok(keeps)
     }
 
     fn finish(shaken: Self) -> AsyncChannel<S> {

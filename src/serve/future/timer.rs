@@ -19,7 +19,7 @@ pub(super) struct Timer {
 
 impl Timer {
     /// `queue`: the completion queue's files.
-    pub(super) fn new(queue: [Option<BorrowedFd<'_>>; 2]) -> Result<Self> {
+    pub(super) fn new(queue: [Option<BorrowedFd<'_>>; 3]) -> Result<Self> {
         // SAFETY: it makes a new descriptor; no memory is involved.
         let timer = unsafe {
             let flags = crate::base::linux::TFD_NONBLOCK | crate::base::linux::TFD_CLOEXEC;

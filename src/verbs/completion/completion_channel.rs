@@ -7,7 +7,8 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::waiters::Waker;
@@ -18,6 +19,8 @@ use crate::base::event_acks::EventFile;
 use crate::base::ffi;
 use crate::base::handle::{Handle, Object, object, resource};
 use crate::base::hooks;
+#[cfg(feature = "channel")]
+use crate::base::linux;
 use crate::base::parent::Parent;
 use crate::verbs::device::{Context, event_file};
 
@@ -282,17 +285,30 @@ pub(crate) struct WaitChannel<'ctx> {
     waiters: Arc<Waiters>,
     attended: OnceLock<Option<RawFd>>,
     ready: OnceLock<Option<OwnedFd>>,
+    /// An epoll instance with the files that tell that peers of the queue's channels are gone.
+    peers: OnceLock<OwnedFd>,
+    /// Whoever finds the queue empty looks at the peers: a thread is about to sleep.
+    must_look: AtomicBool,
+    /// Held while `ready` or `peers` is made: the former has the latter.
+    making: Mutex<()>,
 }
 
 impl<'ctx> WaitChannel<'ctx> {
     /// `channel` serves no other queue.
     pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
         let waiters = Arc::new(Waiters::new(GET));
-        Self { channel, waiters, attended: OnceLock::new(), ready: OnceLock::new() }
+        let (attended, ready, peers, must_look, making) = Default::default();
+        Self { channel, waiters, attended, ready, peers, must_look, making }
     }
 
     pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
-        self.waiters.arm(arm)
+        self.waiters.arm(arm).inspect(|_| self.look_at_peers())
+    }
+
+    fn look_at_peers(&self) {
+        if self.peers.get().is_some() {
+            self.must_look.store(true, Ordering::Relaxed);
+        }
     }
 
     pub(super) unsafe fn rearm(
@@ -305,6 +321,7 @@ impl<'ctx> WaitChannel<'ctx> {
             (Some(Some(_)), Some(hooks)) => unsafe { (hooks.rest)(queue) },
             _ => true,
         };
+        self.look_at_peers();
         self.waiters.rearm(|| Ok(has_event && self.channel.next_event()?.is_some()), arm)
     }
 
@@ -318,6 +335,7 @@ impl<'ctx> WaitChannel<'ctx> {
     ) -> Result<R> {
         // SAFETY: the caller vouches for the queue.
         let read = |waker: Option<&Waker>| unsafe { self.read(queue, waker, deadline) };
+        let arm = || arm().inspect(|()| self.look_at_peers());
         self.waiters.sleep_until(deadline, poll, cancelled, arm, read)
     }
 
@@ -340,21 +358,30 @@ impl<'ctx> WaitChannel<'ctx> {
         waker: Option<&Waker>,
         deadline: Option<Instant>,
     ) -> Result<Read> {
-        let fd = self.channel.as_raw_fd();
+        let (fd, peers) = (self.channel.as_raw_fd(), self.peers.get());
+        let all = [peers.map_or(fd, OwnedFd::as_raw_fd), waker.map_or(fd, Waker::fd), fd];
+        let files = match (peers, waker) {
+            (Some(_), Some(_)) => &all[..],
+            (Some(_), None) => &all[..2],
+            (None, Some(_)) => &all[1..],
+            (None, None) => &all[2..],
+        };
         if let Some(hooks) = hooks::hooks() {
-            let files = [waker.map_or(fd, Waker::fd), fd];
-            let files = if waker.is_some() { &files[..] } else { &files[1..] };
             // SAFETY: the caller vouches for the queue.
             if unsafe { (hooks.sleep_for)(queue, files, deadline) } {
                 return Ok(Read::Early);
             }
         }
-        let Some(waker) = waker else {
+        if files.len() == 1 {
             return self.channel.wait_with(deadline).map(|_| Read::Event);
-        };
+        }
         let next = || self.channel.next_event();
-        let read = event_file::take_before_or_woken(GET, fd, waker.fd(), deadline, next)?;
-        Ok(if read.is_some() { Read::Event } else { Read::Woken })
+        Ok(match event_file::take_before_or_woken(GET, files, deadline, next)? {
+            Ok(_) => Read::Event,
+            // All sleepers look: one of them has the loop.
+            Err(0) if peers.is_some() => Read::Early,
+            Err(_) => Read::Woken,
+        })
     }
 
     /// A file that the provider asks an event loop to wait for, in addition to the channel's.
@@ -370,15 +397,56 @@ impl<'ctx> WaitChannel<'ctx> {
     /// Readable when the channel, the file of [`attend`](Self::attend), or that of threads that sleep
     /// [elsewhere](Waiters::elsewhere) is.
     pub(crate) unsafe fn ready(&self, queue: *mut ffi::ibv_cq) -> BorrowedFd<'_> {
+        let _making = self.ready.get().is_none().then(|| self.making());
         let ready = self.ready.get_or_init(|| {
             // SAFETY: the caller vouches for the queue.
             let attended = unsafe { self.attend(queue) };
             let own = [self.channel.as_fd(), self.waiters.elsewhere().ok()?];
-            let files: Vec<_> = own.into_iter().chain(attended).collect();
+            let peers = self.peers.get().map(OwnedFd::as_fd);
+            let files: Vec<_> = own.into_iter().chain(attended).chain(peers).collect();
             // If no descriptor is left, the channel's file must do: its event comes later.
             event_file::any_of(&files).ok()
         });
         ready.as_ref().map_or(self.channel.as_fd(), OwnedFd::as_fd)
+    }
+
+    fn making(&self) -> MutexGuard<'_, ()> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For files that tell that a peer is gone. Whoever sleeps for the queue wakes when one does, and
+    /// [looks](Self::take_look).
+    ///
+    /// # Errors
+    ///
+    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
+    ///  - `ENOMEM`: out of memory.
+    #[cfg(feature = "channel")]
+    pub(crate) fn peers(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(peers) = self.peers.get() {
+            return Ok(peers.as_fd());
+        }
+        let _making = self.making();
+        let first = event_file::any_of(&[])?;
+        if let Some(Some(ready)) = self.ready.get() {
+            event_file::watch(ready.as_fd(), first.as_fd(), linux::EPOLLIN, 0)?;
+        }
+        // If another thread has made it meanwhile, this one is closed.
+        Ok(self.peers.get_or_init(|| first).as_fd())
+    }
+
+    /// The files of peers, if it is time to look at them. `is_due`: a poller that never sleeps has polled for long.
+    #[cfg(feature = "channel")]
+    pub(crate) fn take_look(&self, is_due: bool) -> Option<BorrowedFd<'_>> {
+        let peers = self.peers.get().filter(|_| is_due || self.must_look())?;
+        self.must_look.store(false, Ordering::Relaxed);
+        Some(peers.as_fd())
+    }
+
+    #[cfg(feature = "channel")]
+    #[inline]
+    pub(crate) fn must_look(&self) -> bool {
+        self.must_look.load(Ordering::Relaxed)
     }
 
     pub(super) fn wakeable(&self) -> Result<Arc<Waiters>> {

@@ -319,10 +319,11 @@ impl CompletionQueue<'_> {
 
     /// A reactor waits for these, and calls [`rearm_own`](Self::rearm_own) before it sleeps.
     #[cfg(feature = "async")]
-    pub(crate) fn files(&self) -> Result<[Option<BorrowedFd<'_>>; 2]> {
+    pub(crate) fn files(&self) -> Result<[Option<BorrowedFd<'_>>; 3]> {
         let channel = self.own_channel()?;
         // SAFETY: the channel is this queue's, and the queue is live.
-        Ok([Some(channel.channel().as_fd()), unsafe { channel.attend(self.as_raw()) }])
+        let attended = unsafe { channel.attend(self.as_raw()) };
+        Ok([Some(channel.channel().as_fd()), attended, Some(channel.peers()?)])
     }
 
     /// [`files`](Self::files) as one.

@@ -44,6 +44,8 @@ pub(crate) struct Waiters {
     /// Ends the sleep of a thread that sleeps elsewhere.
     elsewhere: OnceLock<Waker>,
     wakes: AtomicU64,
+    /// Who may call [`wake`](Waiters::wake).
+    handles: AtomicU64,
 }
 
 #[derive(Default)]
@@ -62,8 +64,10 @@ struct State {
 
 impl Waiters {
     pub(crate) fn new(verb: &'static str) -> Self {
-        let (waker, elsewhere, wakes) = (OnceLock::new(), OnceLock::new(), AtomicU64::new(0));
-        Self { verb, state: Mutex::default(), changed: Condvar::new(), waker, elsewhere, wakes }
+        let (waker, elsewhere) = (OnceLock::new(), OnceLock::new());
+        let (wakes, handles) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Self { verb, state, changed, waker, elsewhere, wakes, handles }
     }
 
     /// Nothing panics in the middle of a change, so poisoning does not matter.
@@ -183,9 +187,19 @@ impl Waiters {
         }
     }
 
-    /// Whether [`wake`](Self::wake) may be called.
+    /// Whether somebody may call [`wake`](Self::wake).
     pub(crate) fn is_wakeable(&self) -> bool {
-        self.waker.get().is_some()
+        self.handles.load(Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn add_handle(&self) {
+        self.handles.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A wait that nothing else would end looks again whether anybody is left.
+    pub(crate) fn remove_handle(&self) {
+        self.handles.fetch_sub(1, Ordering::SeqCst);
+        self.wake_all();
     }
 
     /// The number of [`wake`](Self::wake) calls. A wait ends when it changes.
@@ -450,12 +464,12 @@ mod tests {
             let read = |waker: Option<&Waker>| {
                 let take = || Ok(None::<()>);
                 let (fd, waker) = (events.fd(), waker.unwrap().fd());
-                let woken = event_file::take_before_or_woken("ibv_x", fd, waker, None, || {
+                let woken = event_file::take_before_or_woken("ibv_x", &[waker, fd], None, || {
                     // SAFETY: the file is open, and the number is writable.
                     let read = unsafe { crate::base::linux::eventfd_read(fd, &mut 0) };
                     if read == 0 { Ok(Some(())) } else { take() }
                 });
-                Ok(if woken?.is_some() { Read::Event } else { Read::Woken })
+                Ok(if woken?.is_ok() { Read::Event } else { Read::Woken })
             };
             thread::scope(|scope| {
                 let threads = [0, 1].map(|index| {

@@ -1,30 +1,80 @@
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::ffi::c_int;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::hooks;
+use crate::base::linux;
 
 /// Readable when one of the files is.
 pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     // SAFETY: the call makes a new descriptor and takes no memory.
-    let any = unsafe {
-        ffi::new_fd(
-            "epoll_create1",
-            crate::base::linux::epoll_create1(crate::base::linux::EPOLL_CLOEXEC),
-        )?
-    };
-    for file in files {
-        let mut event =
-            crate::base::linux::epoll_event { events: crate::base::linux::EPOLLIN as u32, u64: 0 };
-        // SAFETY: the descriptors are open, and the event is valid.
-        let done = unsafe {
-            let (any, file) = (any.as_raw_fd(), file.as_raw_fd());
-            crate::base::linux::epoll_ctl(any, crate::base::linux::EPOLL_CTL_ADD, file, &mut event)
-        };
-        ffi::status("epoll_ctl", done)?;
+    let any = unsafe { ffi::new_fd("epoll_create1", linux::epoll_create1(linux::EPOLL_CLOEXEC))? };
+    for &file in files {
+        watch(any.as_fd(), file, linux::EPOLLIN, 0)?;
     }
     Ok(any)
+}
+
+/// Makes an epoll instance readable by these events of a file, which have this number from now on.
+pub(crate) fn watch(
+    any: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    events: c_int,
+    number: u64,
+) -> Result<()> {
+    let mut event = linux::epoll_event { events: events.cast_unsigned(), u64: number };
+    let (any, file) = (any.as_raw_fd(), file.as_raw_fd());
+    // SAFETY: the descriptors are open, and the event is valid.
+    let mut control = |change| unsafe { linux::epoll_ctl(any, change, file, &mut event) };
+    match control(linux::EPOLL_CTL_ADD) {
+        -1 if ffi::errno() == libc::EEXIST => {
+            ffi::status("epoll_ctl", control(linux::EPOLL_CTL_MOD))
+        }
+        added => ffi::status("epoll_ctl", added),
+    }
+}
+
+/// Takes the numbers of the files that have had an event since the last call, if they are watched edge-triggered.
+#[cfg(feature = "channel")]
+pub(crate) fn watched(any: BorrowedFd<'_>, mut found: impl FnMut(u64)) {
+    const MOST: usize = 64;
+    loop {
+        let mut events = [linux::epoll_event { events: 0, u64: 0 }; MOST];
+        // SAFETY: the descriptor is open, and there is room for this number of events.
+        let count =
+            unsafe { linux::epoll_wait(any.as_raw_fd(), events.as_mut_ptr(), MOST as c_int, 0) };
+        let count = usize::try_from(count).unwrap_or(0);
+        events[..count].iter().for_each(|event| found(event.u64));
+        if count < MOST {
+            return;
+        }
+    }
+}
+
+/// Sleeps until the file has one of the events, or has failed; returns false if the deadline passes first.
+#[cfg(feature = "channel")]
+pub(crate) fn poll(file: BorrowedFd<'_>, events: i16, deadline: Instant) -> std::io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up, so that the last round does not spin. Longer than a C int: waits again.
+        let millis = left.as_nanos().div_ceil(1_000_000);
+        let millis = c_int::try_from(millis).unwrap_or(c_int::MAX);
+        let mut entry = libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 };
+        // SAFETY: `entry` is one writable entry, and the caller's borrow keeps its file open.
+        match unsafe { libc::poll(&mut entry, 1, millis) } {
+            0 if millis == c_int::MAX => {}
+            0 => return Ok(false),
+            -1 => {
+                let error = std::io::Error::last_os_error();
+                if error.kind() != std::io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            _ => return Ok(true),
+        }
+    }
 }
 
 pub(crate) fn set_nonblocking(verb: &'static str, fd: RawFd) -> Result<()> {
@@ -49,35 +99,40 @@ pub(crate) fn take_before<T>(
         if let Some(taken) = take()? {
             return Ok(taken);
         }
-        (_, is_last) = wait_readable(verb, [fd], deadline, is_last)?;
+        (_, is_last) = wait_readable(verb, &[fd], deadline, is_last)?;
     }
 }
 
-/// `None` once `waker` is readable.
+/// As [`take_before`] of the last file; or the index of another one that is readable.
 pub(crate) fn take_before_or_woken<T>(
     verb: &'static str,
-    fd: RawFd,
-    waker: RawFd,
+    files: &[RawFd],
     deadline: Option<Instant>,
     mut take: impl FnMut() -> Result<Option<T>>,
-) -> Result<Option<T>> {
-    let (mut first, mut is_last) = (1, false);
-    while first != 0 {
+) -> Result<std::result::Result<T, usize>> {
+    let mut is_last = false;
+    loop {
         if let Some(taken) = take()? {
-            return Ok(Some(taken));
+            return Ok(Ok(taken));
         }
-        (first, is_last) = wait_readable(verb, [waker, fd], deadline, is_last)?;
+        let first;
+        (first, is_last) = wait_readable(verb, files, deadline, is_last)?;
+        if first + 1 < files.len() {
+            return Ok(Err(first));
+        }
     }
-    Ok(None)
 }
+
+/// As many files as a thread sleeps for.
+const MOST_FILES: usize = 3;
 
 /// Sleeps until a file is readable, or has an error that the next read reports. The file of the events comes last.
 ///
 /// Returns the index of the first such file, and whether the deadline has passed. If so, the next call, with `is_last`,
 /// fails even if a file is readable that yields nothing.
-fn wait_readable<const N: usize>(
+fn wait_readable(
     verb: &'static str,
-    files: [RawFd; N],
+    files: &[RawFd],
     deadline: Option<Instant>,
     is_last: bool,
 ) -> Result<(usize, bool)> {
@@ -85,9 +140,12 @@ fn wait_readable<const N: usize>(
         return Err(timed_out(verb));
     }
     if let Some(hooks) = hooks::hooks() {
-        (hooks.before_sleep)(&files, deadline);
+        (hooks.before_sleep)(files, deadline);
     }
-    let mut files = files.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    let mut entries = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MOST_FILES];
+    let count = files.len().min(MOST_FILES);
+    let entries = &mut entries[..count];
+    entries.iter_mut().zip(files).for_each(|(entry, &fd)| entry.fd = fd);
     loop {
         let left = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -98,14 +156,13 @@ fn wait_readable<const N: usize>(
         });
         let is_over = left.is_some_and(|left| left.tv_sec == 0 && left.tv_nsec == 0);
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        let count = N as libc::nfds_t;
+        let count = count as libc::nfds_t;
         // SAFETY: there are `count` files, and the time is null or valid.
-        match unsafe {
-            crate::base::linux::ppoll(files.as_mut_ptr(), count, left, std::ptr::null())
-        } {
+        match unsafe { linux::ppoll(entries.as_mut_ptr(), count, left, std::ptr::null()) } {
             0 => return Err(timed_out(verb)),
             1.. => {
-                return Ok((files.iter().position(|file| file.revents != 0).unwrap_or(0), is_over));
+                let first = entries.iter().position(|file| file.revents != 0);
+                return Ok((first.unwrap_or(0), is_over));
             }
             _ => match ffi::errno() {
                 libc::EINTR => {}
@@ -174,7 +231,7 @@ mod tests {
         let nothing = || Ok(None::<()>);
         let error = take_before("ibv_x", fd, soon(), nothing).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        let error = take_before_or_woken("ibv_x", fd, waker, soon(), nothing).unwrap_err();
+        let error = take_before_or_woken("ibv_x", &[waker, fd], soon(), nothing).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 

@@ -13,8 +13,8 @@ use ibverbs::rdmacm::{
     PendingConnection, Route,
 };
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, ErrorKind, Inline, PooledBuffer,
-    ProtectionDomain, Reactor, TransportError,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ErrorKind, Inline, Loop, PooledBuffer,
+    ProtectionDomain, Reactor, ReceiveWorkRequest, TransportError,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
@@ -189,9 +189,91 @@ fn channels_are_connected_and_hear_of_the_end() {
         assert_eq!(two.event_on_tokio().await.unwrap().kind(), Kind::Disconnected);
         two.disconnect().unwrap();
         let failed = two.receive(program.pool.take().unwrap()).await.unwrap_err();
-        assert!(failed.error.is_consequence(), "{}", failed.error);
+        assert!(failed.error.is_consequence() || failed.error.is_peer_gone(), "{}", failed.error);
         assert!(failed.buffer.is_some());
     });
+}
+
+/// Nobody reads the connection manager's events.
+#[test]
+fn a_peer_that_leaves_ends_what_waits_for_it() {
+    let _alone = alone("a peer leaves", 240);
+    on_both(|program| async move {
+        let (mut listener, address) = listen();
+        for is_split in [false, true] {
+            let both = async {
+                let request = listener.next_on_tokio().await.unwrap();
+                program.accept(request).await.unwrap()
+            };
+            let (one, two) = tokio::join!(program.connect(address), both);
+            let one = one.unwrap();
+            program.says(&one, b"last words").await.unwrap();
+            let (channel, mut control) = if is_split {
+                let (channel, control) = two.into_parts();
+                (Ok(channel), Some(control))
+            } else {
+                (Err(two), None)
+            };
+            let channel = channel.as_ref().unwrap_or_else(|two| two);
+            drop(one);
+            assert_eq!(program.hears(channel).await.unwrap(), b"last words");
+            for _ in 0..=RECEIVES {
+                let error = program.hears(channel).await.unwrap_err();
+                // The device of iWARP has told.
+                assert!(error == TransportError::PeerGone || is_iwarp(), "{error}");
+            }
+            // The event is still there.
+            if let Some(control) = &mut control {
+                let event = control.event_on_tokio().await.unwrap();
+                assert_eq!(event.kind(), Kind::Disconnected);
+            }
+        }
+    });
+}
+
+/// As a server has them: no event of any connection is read, and all of its room comes back.
+#[test]
+fn a_loop_gets_its_room_back_from_peers_that_leave() {
+    let _alone = alone("peers leave a loop", 240);
+    let device = Device::first();
+    let pool = BufferPool::new(&device.domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
+    let mut server = Loop::<PooledBuffer>::new(device.domain.context_parent(), 8 * 4).unwrap();
+    let (mut listener, address) = listen();
+    let mut controls = Vec::new();
+    for number in 0..4 {
+        let client = std::thread::spawn(move || connect(address, b"").unwrap());
+        let request = listener.next_until(Instant::now() + TIME).unwrap();
+        let builder = server.create_channel(&device.domain).port(request.port());
+        let prepared = builder.max_send_wr(4).max_recv_wr(4).build().unwrap();
+        let connection = request.accept(prepared, b"", Instant::now() + TIME).unwrap();
+        let (channel, control) = connection.into_parts();
+        controls.push(control);
+        let channel = server.add(channel).unwrap();
+        // The queue pair of iWARP tells, if there is something in flight.
+        if number % 2 == 0 || is_iwarp() {
+            let receive = ReceiveWorkRequest::new(pool.take().unwrap());
+            server.post(channel, receive, 0).unwrap();
+        }
+        // It leaves at once.
+        drop(client.join().unwrap());
+    }
+    assert_eq!(server.capacity().1, 0);
+    let deadline = std::time::Instant::now() + TIME;
+    while server.capacity().1 < 8 * 4 {
+        match server.wait_ended_until(deadline).unwrap() {
+            Some(ended) => {
+                let error = ended.result().unwrap_err();
+                assert!(error == TransportError::PeerGone || is_iwarp(), "{error}");
+                server.remove(ended.channel).unwrap();
+            }
+            None => {
+                let channel = server.next_gone().expect("the time is over");
+                server.remove(channel).unwrap();
+            }
+        }
+    }
+    drop((controls, server, pool, listener, device));
+    nothing_is_left();
 }
 
 #[test]

@@ -1,0 +1,180 @@
+//! Peers that are gone: how a loop notices, and what ends then.
+//!
+//! Each channel may have a sign of its peer (`PeerSign`): the stream over which it was connected, or the connection
+//! manager's. All signs of a loop are in one epoll instance of its completion queue, on which everybody who sleeps for
+//! the loop sleeps too. Who is about to sleep looks at it after an empty poll; so does a poller that never sleeps, now and
+//! then. Data that the peer has sent before it left are in the completion queue by then, and are handed out first.
+
+use super::Loop;
+use super::ended::{ChannelId, Ended};
+use super::post::queue_index;
+use super::slots::{NEVER_FREE, no_memory};
+use super::table::Table;
+use crate::base::error::Result;
+use crate::base::ffi;
+use crate::channel::parts::{Link, PeerSign, Queue};
+use crate::channel::{TransportError, TransportResult};
+use crate::verbs::device::event_file;
+
+/// Empty polls between two looks of a poller that never sleeps.
+const POLLS_PER_LOOK: u32 = 1 << 14;
+
+/// Names no channel.
+const NOBODY: u64 = u64::MAX;
+
+/// Of a loop.
+#[derive(Default)]
+pub(super) struct Peers {
+    pub(super) is_watching: bool,
+    empty_polls: u32,
+    /// Channels whose peers are gone, and that had nothing in flight.
+    pub(super) gone: Vec<ChannelId>,
+}
+
+impl<B> Loop<'_, B> {
+    /// A channel whose peer is gone, and that had no operation in flight to say so: its process has ended, its host does
+    /// not answer, or it has dropped its channel. [`remove`](Self::remove) it. Each channel is returned once.
+    ///
+    /// Of a channel with operations in flight, these end with [`PeerGone`](TransportError::PeerGone) instead. The loop
+    /// notices by the TCP stream over which the channel was connected, or by the connection manager (but on iWARP, whose
+    /// queue pairs notice themselves). Call this after [`next_ended`](Self::next_ended) has returned `None`.
+    pub fn next_gone(&mut self) -> Option<ChannelId> {
+        self.peers.gone.pop()
+    }
+
+    pub(super) fn has_gone(&self) -> bool {
+        !self.peers.gone.is_empty()
+    }
+
+    /// After an empty poll.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn next_after_look(&mut self) -> TransportResult<Option<Ended<B>>> {
+        let polls = &mut self.peers.empty_polls;
+        *polls = polls.wrapping_add(1);
+        let is_due = polls.is_multiple_of(POLLS_PER_LOOK);
+        if self.look_at_peers(is_due) { self.table.next_ended() } else { Ok(None) }
+    }
+
+    /// Ends channels whose peers are gone. `is_due`: nobody may have slept for long. Returns whether there were any.
+    pub(crate) fn look_at_peers(&mut self, is_due: bool) -> bool {
+        let queue = self.queue.clone();
+        let files = queue.own_channel().ok().and_then(|channel| channel.take_look(is_due));
+        let mut any = false;
+        if let Some(files) = files {
+            event_file::watched(files, |number| any |= self.peer_may_be_gone(number));
+        }
+        any
+    }
+
+    fn peer_may_be_gone(&mut self, number: u64) -> bool {
+        let channel = ChannelId { index: number as u32, generation: (number >> 32) as u32 };
+        if self.table.entry(channel).is_none() {
+            return false;
+        }
+        // One that is out of the loop is watched anew when it comes back.
+        let Some(link) = &self.members.links[channel.index()] else { return false };
+        if !link.peer_sign().is_some_and(PeerSign::is_gone) {
+            return false;
+        }
+        if self.table.end_of_peer(channel) && !self.table.is_of_tasks {
+            self.peers.gone.push(channel);
+        }
+        true
+    }
+
+    /// Watches the file before its channel is in the loop, so that nothing can fail then.
+    ///
+    /// # Errors
+    ///
+    /// Those of `WaitChannel::peers` and `PeerSign::watch`.
+    pub(crate) fn prepare_watch(&mut self, sign: Option<&dyn PeerSign>) -> Result<()> {
+        let Some(sign) = sign else { return Ok(()) };
+        // Each channel is in it once, at most.
+        let room = self.table.entries.len() + 1 - self.peers.gone.len();
+        self.peers.gone.try_reserve(room).map_err(|_| no_memory())?;
+        sign.watch(self.queue.own_channel()?.peers()?, NOBODY)?;
+        self.peers.is_watching = true;
+        Ok(())
+    }
+
+    pub(super) fn watch(&mut self, channel: ChannelId, link: &Link<'_>) {
+        let Some(sign) = link.peer_sign() else { return };
+        let number = u64::from(channel.generation) << 32 | u64::from(channel.index);
+        if !self.table.cold[channel.index()].peer_gone
+            && let Ok(files) = self.queue.own_channel().and_then(|channel| channel.peers())
+        {
+            // The file is there already, and the change needs no memory.
+            let _ = sign.watch(files, number);
+            self.peers.is_watching = true;
+        }
+    }
+}
+
+impl<B> Table<B> {
+    /// The device ends what is in flight. Returns whether nothing is.
+    fn end_of_peer(&mut self, channel: ChannelId) -> bool {
+        let index = channel.index();
+        let cold = &mut self.cold[index];
+        if std::mem::replace(&mut cold.peer_gone, true) || cold.stopped.is_some() {
+            return false;
+        }
+        cold.has_failed = true;
+        let entry = &mut self.entries[index];
+        if entry.first_of(Queue::Receive) != NEVER_FREE {
+            // A post of a receive then finds the queue full and looks for the reason.
+            entry.next[queue_index(Queue::Receive)] = NEVER_FREE;
+        }
+        let slots = entry.slots();
+        let is_idle = self.in_flight(slots) == 0;
+        self.flush_later(channel);
+        if is_idle && self.is_of_tasks {
+            self.refuse(channel, TransportError::PeerGone);
+        }
+        is_idle
+    }
+
+    /// Takes the queue pair to ERR; that of tasks, once the loop is not borrowed.
+    pub(super) fn flush_later(&mut self, channel: ChannelId) {
+        if self.is_of_tasks {
+            self.cold[channel.index()].must_flush = true;
+            if self.deferred.fail(channel, None) {
+                return;
+            }
+        }
+        if let Some(core) = self.core(channel) {
+            // Only the owner of the loop uses the core. If this fails, removal ends its operations.
+            let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+        }
+    }
+
+    /// Tasks that wait though nothing is in flight any more end.
+    #[cold]
+    pub(super) fn end_waits(&mut self, channel: ChannelId) {
+        let index = channel.index();
+        let cold = &self.cold[index];
+        let is_waited = !self.entries[index].tasks.lines[queue_index(Queue::Receive)].is_empty();
+        if cold.has_failed && (is_waited || cold.peer_gone) && self.is_idle(channel) {
+            if self.cold[index].peer_gone {
+                self.refuse(channel, TransportError::PeerGone);
+            } else {
+                self.wake_all(index, Queue::Receive);
+            }
+        }
+    }
+
+    fn is_idle(&self, channel: ChannelId) -> bool {
+        self.in_flight(self.entries[channel.index()].slots()) == 0
+    }
+
+    /// Why no message will come.
+    pub(super) fn why_ended(&self, channel: ChannelId) -> Option<TransportError> {
+        let (cold, entry) = (&self.cold[channel.index()], &self.entries[channel.index()]);
+        self.why_stopped(channel).or_else(|| match cold.has_failed {
+            true => self.is_idle(channel).then(super::ended::flushed),
+            false if cold.shares || entry.first_of(Queue::Receive) != NEVER_FREE => None,
+            // It was built without a place for a receive.
+            false => Some(TransportError::QueueFull),
+        })
+    }
+}
