@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(test)]
+mod accept_order;
 #[cfg(feature = "axum")]
 pub mod axum;
 mod buffers;

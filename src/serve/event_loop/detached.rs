@@ -248,7 +248,7 @@ impl<'res, B> Loop<'res, B> {
         let table = &mut self.table;
         let generation = table.entries[index].generation;
         let id = ChannelId { index: index as u32, generation };
-        self.peers.gone.retain(|gone| *gone != id);
+        self.members.gone.retain(|gone| *gone != id);
         table.forget_credit(id);
         table.end_connections(table.entries[index].slots());
         table.entries[index].generation = generation.wrapping_add(1);

@@ -41,7 +41,6 @@ pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 #[cfg(feature = "async")]
 pub(crate) use detached::{Detached, PendingDestroy, step};
 use members::Members;
-use peers::Peers;
 #[cfg(feature = "async")]
 pub(crate) use shared::shared_queue;
 use table::Table;
@@ -162,7 +161,6 @@ pub struct Loop<'res, B> {
     queue: Arc<CompletionQueue<'res>>,
     /// [`LoopWaker`] wakes that its waits have returned for.
     wakes: u64,
-    peers: Peers,
 }
 
 // SAFETY: the loop alone owns everything in it, and libibverbs may be called on any thread. Buffers move along, so `B`
@@ -195,7 +193,7 @@ impl<'res, B> Loop<'res, B> {
         // SAFETY: the loop owns the queue, so it is live whenever the table polls it.
         let table = unsafe { Table::new(queue.as_raw(), poll_cq_of(queue.as_raw())) };
         let members = Members::new(queue.capacity());
-        Ok(Self { table, members, queue: Arc::new(queue), wakes: 0, peers: Peers::default() })
+        Ok(Self { table, members, queue: Arc::new(queue), wakes: 0 })
     }
 
     /// Starts to build a channel of this loop. It can post nothing until it is connected and [added](Self::add).
@@ -220,7 +218,7 @@ impl<'res, B> Loop<'res, B> {
     #[inline(always)]
     pub fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
         match self.table.next_ended() {
-            Ok(None) if self.peers.is_watching => self.next_after_look(),
+            Ok(None) if self.members.is_watching => self.next_after_look(),
             ended => ended,
         }
     }

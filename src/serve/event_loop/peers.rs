@@ -22,15 +22,6 @@ const POLLS_PER_LOOK: u32 = 1 << 14;
 /// Names no channel.
 const NOBODY: u64 = u64::MAX;
 
-/// Of a loop.
-#[derive(Default)]
-pub(super) struct Peers {
-    pub(super) is_watching: bool,
-    empty_polls: u32,
-    /// Channels whose peers are gone, and that had nothing in flight.
-    pub(super) gone: Vec<ChannelId>,
-}
-
 impl<B> Loop<'_, B> {
     /// A channel whose peer is gone, and that had no operation in flight to say so: its process has ended, its host does
     /// not answer, or it has dropped its channel. [`remove`](Self::remove) it. Each channel is returned once.
@@ -39,18 +30,18 @@ impl<B> Loop<'_, B> {
     /// notices by the TCP stream over which the channel was connected, or by the connection manager (but on iWARP, whose
     /// queue pairs notice themselves). Call this after [`next_ended`](Self::next_ended) has returned `None`.
     pub fn next_gone(&mut self) -> Option<ChannelId> {
-        self.peers.gone.pop()
+        self.members.gone.pop()
     }
 
     pub(super) fn has_gone(&self) -> bool {
-        !self.peers.gone.is_empty()
+        !self.members.gone.is_empty()
     }
 
     /// After an empty poll.
     #[cold]
     #[inline(never)]
     pub(super) fn next_after_look(&mut self) -> TransportResult<Option<Ended<B>>> {
-        let polls = &mut self.peers.empty_polls;
+        let polls = &mut self.members.empty_polls;
         *polls = polls.wrapping_add(1);
         let is_due = polls.is_multiple_of(POLLS_PER_LOOK);
         if self.look_at_peers(is_due) { self.table.next_ended() } else { Ok(None) }
@@ -78,7 +69,7 @@ impl<B> Loop<'_, B> {
             return false;
         }
         if self.table.end_of_peer(channel) && !self.table.is_of_tasks {
-            self.peers.gone.push(channel);
+            self.members.gone.push(channel);
         }
         true
     }
@@ -91,10 +82,10 @@ impl<B> Loop<'_, B> {
     pub(crate) fn prepare_watch(&mut self, sign: Option<&dyn PeerSign>) -> Result<()> {
         let Some(sign) = sign else { return Ok(()) };
         // Each channel is in it once, at most.
-        let room = self.table.entries.len() + 1 - self.peers.gone.len();
-        self.peers.gone.try_reserve(room).map_err(|_| no_memory())?;
+        let room = self.table.entries.len() + 1 - self.members.gone.len();
+        self.members.gone.try_reserve(room).map_err(|_| no_memory())?;
         sign.watch(self.queue.own_channel()?.peers()?, NOBODY)?;
-        self.peers.is_watching = true;
+        self.members.is_watching = true;
         Ok(())
     }
 
@@ -106,7 +97,7 @@ impl<B> Loop<'_, B> {
         {
             // The file is there already, and the change needs no memory.
             let _ = sign.watch(files, number);
-            self.peers.is_watching = true;
+            self.members.is_watching = true;
         }
     }
 }

@@ -211,7 +211,7 @@ impl Deferred {
     }
 }
 
-#[cfg(all(test, not(ibverbs_loom)))]
+#[cfg(test)]
 mod tests {
     use std::cell::RefCell;
     use std::sync::Arc;

@@ -16,50 +16,6 @@ async fn ends<T>(test: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, test).await.expect("it never ends")
 }
 
-/// Clients that have come in this order, and wait for the server.
-fn clients(hub: &Hub, address: SocketAddr) -> Vec<(SocketAddr, thread::JoinHandle<Stream>)> {
-    let start = |_| {
-        let (hub, tcp) = (hub.clone(), TcpStream::connect(address).unwrap());
-        let from = tcp.local_addr().unwrap();
-        let connects = move || Stream::over(&hub, tcp, Role::Connects, soon()).unwrap();
-        (from, thread::spawn(connects))
-    };
-    let clients = (0..8).map(start).collect();
-    // All of them have spoken.
-    thread::sleep(Duration::from_millis(500));
-    clients
-}
-
-#[test]
-fn clients_are_accepted_in_the_order_in_which_they_came() {
-    let hosts = [Host::new(), Host::new()];
-    let listener = Listener::bind(&hosts[1].hub, "127.0.0.1:0").unwrap();
-    let connecting = clients(&hosts[0].hub, listener.local_addr().unwrap());
-    let accepted: Vec<_> = connecting.iter().map(|_| listener.accept().unwrap()).collect();
-    for ((own, client), (_, from)) in connecting.into_iter().zip(accepted) {
-        assert_eq!(own, from);
-        drop(client.join().unwrap());
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_accept_clients_in_the_order_in_which_they_came() {
-    ends(async {
-        let hosts = [Host::new(), Host::new()];
-        let listener = tasks::Listener::bind(&hosts[1].hub, "127.0.0.1:0").await.unwrap();
-        let connecting = clients(&hosts[0].hub, listener.local_addr().unwrap());
-        let mut accepted = Vec::new();
-        for _ in &connecting {
-            accepted.push(listener.accept().await.unwrap());
-        }
-        for ((own, client), (_, from)) in connecting.into_iter().zip(accepted) {
-            assert_eq!(own, from);
-            drop(client.join().unwrap());
-        }
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_tasks_accept_and_one_that_gives_up_takes_nothing() {
     ends(async {

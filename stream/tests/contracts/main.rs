@@ -3,6 +3,7 @@
 mod drivers;
 mod failures;
 mod listeners;
+mod orders;
 mod promises;
 mod tasks;
 mod threads;

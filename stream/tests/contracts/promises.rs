@@ -59,7 +59,7 @@ mod managed {
     /// The connection manager knows the device of both hubs.
     pub(super) static MANAGED: LazyLock<([Hub; 2], Device)> = LazyLock::new(|| {
         let device = Device::new().unwrap();
-        std::mem::forget(device.register());
+        device.register();
         let hub = || {
             let context = Arc::new(device.open().unwrap());
             Hub::builder(&context).max_connections(64).build().unwrap()

@@ -1,0 +1,108 @@
+//! Clients are accepted in the order in which they came, however slow the machine is: in tests, a client waits long for an earlier
+//! one.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::tcp::DeadlineStream;
+use ibverbs_software::Device;
+
+use crate::{Hub, Listener, Role, Stream};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(120)
+}
+
+/// Says when the client has spoken.
+struct Speaks(TcpStream, mpsc::Sender<()>);
+
+impl Read for Speaks {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.0.read(bytes)
+    }
+}
+
+impl Write for Speaks {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.0.write(bytes);
+        // The other end is gone when all have spoken.
+        let _ = self.1.send(());
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl DeadlineStream for Speaks {
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.0.set_deadline(deadline)
+    }
+}
+
+impl AsFd for Speaks {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn hub() -> Hub {
+    let context = Device::new().unwrap().open().unwrap();
+    Hub::builder(&Arc::new(context)).max_connections(16).build().unwrap()
+}
+
+type Client = (SocketAddr, thread::JoinHandle<Stream>);
+
+/// Clients that have come in this order, have spoken in another one, and wait for the server.
+fn clients(hub: &Hub, address: SocketAddr) -> Vec<Client> {
+    let arrived: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let speak = |tcp: TcpStream| {
+        let (from, hub) = (tcp.local_addr().unwrap(), hub.clone());
+        let (speaks, has_spoken) = mpsc::channel();
+        let stream = Speaks(tcp, speaks);
+        let connects = move || Stream::over(&hub, stream, Role::Connects, soon()).unwrap();
+        let client = (from, thread::spawn(connects));
+        has_spoken.recv().unwrap();
+        client
+    };
+    let mut clients: Vec<_> = arrived.into_iter().rev().map(speak).collect();
+    clients.reverse();
+    clients
+}
+
+fn are_in_order(clients: Vec<Client>, accepted: Vec<(impl Sized, SocketAddr)>) {
+    for ((own, client), (_, from)) in clients.into_iter().zip(&accepted) {
+        assert_eq!(own, *from);
+        drop(client.join().unwrap());
+    }
+}
+
+#[test]
+fn clients_are_accepted_in_the_order_in_which_they_came() {
+    let hubs = [hub(), hub()];
+    let listener = Listener::bind(&hubs[1], "127.0.0.1:0").unwrap();
+    let connecting = clients(&hubs[0], listener.local_addr().unwrap());
+    let accepted = connecting.iter().map(|_| listener.accept().unwrap()).collect();
+    are_in_order(connecting, accepted);
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn tasks_accept_clients_in_the_order_in_which_they_came() {
+    let runtime = ::tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let hubs = [hub(), hub()];
+        let listener = crate::tokio::Listener::bind(&hubs[1], "127.0.0.1:0").await.unwrap();
+        let connecting = clients(&hubs[0], listener.local_addr().unwrap());
+        let mut accepted = Vec::new();
+        for _ in &connecting {
+            accepted.push(listener.accept().await.unwrap());
+        }
+        are_in_order(connecting, accepted);
+    });
+}
