@@ -1,13 +1,12 @@
 //! Listeners: in which order clients are accepted, by how many, and what ends it.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs_stream::tokio as tasks;
-use ibverbs_stream::{Hub, Listener, Role, Stream};
+use ibverbs_stream::{Hub, Listener, Stream};
 use tokio::io::AsyncWriteExt as _;
 
 use super::{Host, PATIENCE, soon};
