@@ -250,6 +250,14 @@ impl EndKind {
         }
     }
 
+    fn is_dc(self) -> bool {
+        match self {
+            #[cfg(feature = "mlx5")]
+            Self::Dc => true,
+            _ => false,
+        }
+    }
+
     /// Only on UD.
     #[cfg(feature = "async")]
     pub(crate) fn has_header(self) -> bool {
@@ -326,13 +334,9 @@ impl DatagramPort<'_> {
     ///
     ///  - `EINVAL`: the end does not send there.
     pub(crate) fn check<D: EndDestination>(&self) -> Result<()> {
-        #[cfg(feature = "mlx5")]
-        if D::IS_DC != (self.kind == EndKind::Dc) {
-            let reason =
-                "a DC initiator sends to a DcDestination, and other ends to a DatagramDestination";
-            return Err(Error::invalid("ibv_create_ah", reason));
-        }
-        Ok(())
+        let reason =
+            "a DC initiator sends to a DcDestination, and other ends to a DatagramDestination";
+        Error::invalid_if(D::IS_DC != self.kind.is_dc(), "ibv_create_ah", reason)
     }
 
     pub(crate) fn destination(&self, peer: &QueuePairEndpoint) -> Result<DatagramDestination> {
