@@ -37,9 +37,10 @@ const LOOKS_AT_FILES: u32 = 8;
 /// After so many packets there may be more that were not read.
 const MANY_PACKETS: usize = 64;
 
-/// How many loops wait for the wake-up descriptor at most. The kernel counts in how many ways a file wakes sleepers through nested epoll
-/// instances, and refuses the `epoll_ctl` that would make more than 100 ways of length three with `EINVAL`.
-const MOST_LOOPS: u32 = 64;
+/// The most loops that wait for the wake-up descriptor. The kernel counts the paths from a file through nested epoll instances, and
+/// refuses the `epoll_ctl` that would make more than 50 paths of length four with `EINVAL`. Two of these instances are the loop's;
+/// the program may have two more.
+const MOST_LOOPS: u32 = 48;
 
 /// Bits of `visits`: a helper sleeps now; since the device's thread last looked, one has begun to, and may be expected back; a loop
 /// has received since then.

@@ -4,7 +4,7 @@
 #[path = "support/patience.rs"]
 mod patience;
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use ibverbs::provider::hooks;
@@ -163,4 +163,30 @@ fn the_peer_of_a_loop_that_does_not_come_is_served() {
         let received = server.wait_ended_until(deadline()).unwrap().expect("it is there");
         received.result().unwrap();
     }
+}
+
+/// The kernel refuses more than 50 paths of four epoll instances from one file.
+#[test]
+fn many_loops_are_in_event_loops_within_event_loops_of_the_program() {
+    let context = Arc::new(Device::new().unwrap().open().unwrap());
+    let nested = |fd: BorrowedFd<'_>| {
+        // SAFETY: the descriptor is new, and the structure is live.
+        unsafe {
+            let outer = OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC));
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+            let (to, add) = (outer.as_raw_fd(), libc::EPOLL_CTL_ADD);
+            let done = libc::epoll_ctl(to, add, fd.as_raw_fd(), &mut event);
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+            outer
+        }
+    };
+    let loops: Vec<_> = (0..80)
+        .map(|_| {
+            let one = Loop::<PooledBuffer>::new(context.clone(), 16).unwrap();
+            one.arm().unwrap();
+            let inner = nested(one.as_fd());
+            (nested(inner.as_fd()), inner, one)
+        })
+        .collect();
+    drop(loops);
 }
