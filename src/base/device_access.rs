@@ -206,7 +206,7 @@ impl fmt::Display for Unusable {
             Why::NotAllowed(number) => write!(
                 f,
                 "the process may not open {FILES}/uverbs{number}, the file of the device {device}: it takes rights to \
-                 read and write it"
+                 read and write it, and in a container its device list has to name it (`--device`)"
             ),
             Why::Abi(Abi { found, low, high }) => write!(
                 f,

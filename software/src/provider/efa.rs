@@ -36,17 +36,22 @@ pub(crate) unsafe fn query_device(context: *mut ibv_context, attr: *mut c_void) 
     let settings = unsafe { shared(context) }.lock().core.settings.clone();
     let sge = settings.max_sge as u16;
     let inline = settings.max_inline as u16;
-    let all = efadv_device_attr {
+    #[cfg_attr(not(rdma_core_65), allow(unused_mut))]
+    let mut all = efadv_device_attr {
         comp_mask: 0,
         max_sq_wr: settings.max_qp_wr,
         max_rq_wr: settings.max_qp_wr,
         max_sq_sge: sge,
         max_rq_sge: sge,
         inline_buf_size: inline,
-        inline_buf_size_ex: inline,
         device_caps: capabilities,
         max_rdma_size: if capabilities & RDMA == 0 { 0 } else { SRD_RDMA },
+        ..Default::default()
     };
+    #[cfg(rdma_core_65)]
+    {
+        all.inline_buf_size_ex = inline;
+    }
     // SAFETY: the caller vouches for the pointer.
     unsafe { attr.cast::<efadv_device_attr>().write(all) };
     Some(0)

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 
 use super::context::{OpenContext, SoftContext, files, number, soft};
 use super::device::RawDevice;
-use super::{device_memory, faulty, memory, pd, query, set_errno, shared};
+use super::{device_memory, faulty, memory, pd, set_errno, shared};
 use crate::event_files;
 use crate::faults::Verb;
 use crate::ffi::{
@@ -140,7 +140,7 @@ static OPERATIONS: verbs_context_ops = verbs_context_ops {
     query_device_ex: Some(faulty::query_device_ex),
     query_port: Some(faulty::query_port),
     #[cfg(rdma_core_65)]
-    query_port_speed: Some(query::query_port_speed),
+    query_port_speed: Some(super::query::query_port_speed),
     query_rt_values: Some(faulty::query_rt_values),
     open_xrcd: Some(faulty::open_xrcd),
     close_xrcd: Some(faulty::close_xrcd),

@@ -266,9 +266,9 @@ pub(crate) fn no_device_for(verb: &'static str) -> Error {
 fn no_devices(verb: &'static str, class: &Path) -> Error {
     let reason = match fs::read_dir(class).map(|mut devices| devices.next().is_some()) {
         Ok(true) => {
-            "the kernel has RDMA devices, but this process can use none of them: their \
-             /dev/infiniband/uverbs* were not passed to this container, or this build of the crate \
-             lacks their providers (cargo features such as mlx5)"
+            "the kernel has RDMA devices, but this process can use none of them: their /dev/infiniband/uverbs* were \
+             not passed to this container, may not be opened, or are those of an earlier driver; the module ib_uverbs \
+             is not loaded; or this build of the crate lacks their providers (cargo features such as mlx5)"
         }
         Ok(false) => {
             "the kernel supports RDMA, but shows this process no device: the adapter's driver is not loaded, \
@@ -283,8 +283,9 @@ fn no_devices(verb: &'static str, class: &Path) -> Error {
             "the process may not read /sys/class/infiniband, by which RDMA devices are found"
         }
         Err(_) => {
-            "the kernel has no RDMA devices (the crate ibverbs-software brings one that needs neither \
-             root nor the kernel; dropping the guard of `register_if_none` takes it away)"
+            "the kernel has no RDMA devices: no driver is loaded (modprobe mlx5_ib), or the kernel was built without \
+             (the crate ibverbs-software brings a device that needs neither root nor the kernel; dropping the guard of \
+             `register_if_none` takes it away)"
         }
     };
     let first = names(class).into_iter().next();
