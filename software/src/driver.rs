@@ -1,6 +1,8 @@
 //! A device's engine with its lock, and its driver, which hands it packets and keeps its timers: a thread, or a simulated
 //! network.
 
+#[cfg(test)]
+mod held_answers;
 mod plan;
 
 use std::ffi::c_int;
@@ -484,8 +486,12 @@ impl Threaded {
             self.in_vain.store(0, Ordering::Relaxed);
             return;
         }
-        self.release_answers(shared);
-        match self.in_vain.fetch_add(1, Ordering::Relaxed) {
+        let in_vain = self.in_vain.fetch_add(1, Ordering::Relaxed);
+        // Who polls until there is nothing answers next: what is held back then leaves with the answer, or at the next poll or sleep.
+        if in_vain > 0 {
+            self.release_answers(shared);
+        }
+        match in_vain {
             ..LOOKS => {}
             LOOKS..SPINS => self.backoff.give(std::thread::yield_now),
             _ => {

@@ -64,6 +64,30 @@ fn has_acknowledged(contexts: [Context<'static>; 2]) {
 }
 
 #[test]
+fn a_program_that_stops_after_one_poll_in_vain_has_acknowledged_it() {
+    on_both_ways(has_acknowledged_after_one);
+}
+
+fn has_acknowledged_after_one(contexts: [Context<'static>; 2]) {
+    let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
+    let queue = contexts[1].create_cq(1).unwrap();
+    let [mut one, mut other] = channels(&domains[0], &domains[1]);
+    let from = domains[0].allocate::<u8>(50).unwrap();
+    let mut to = domains[1].allocate::<u8>(50).unwrap();
+    for _ in 0..30 {
+        poll_in_vain(&queue);
+        one.scope(|one| {
+            let sending = one.post_send(from.slice(..)?)?;
+            other.until(deadline()).receive(&mut to.slice_mut(..)?)?;
+            assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
+            // The other program does nothing more.
+            sending.wait_until(deadline()).map(|_| ())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
 fn a_program_that_sleeps_after_polling_is_woken() {
     on_both_ways(is_woken);
 }
