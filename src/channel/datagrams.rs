@@ -610,20 +610,36 @@ mod extended {
         }) else {
             return libc::EOPNOTSUPP;
         };
+        let list = match request.num_sge {
+            0 => &[],
+            // SAFETY: the caller vouches for the request.
+            count => unsafe { std::slice::from_raw_parts(request.sg_list, count as usize) },
+        };
+        let is_inline = request.send_flags & INLINE != 0;
+        let mut parts = Vec::new();
+        if is_inline {
+            if parts.try_reserve_exact(list.len()).is_err() {
+                return libc::ENOMEM;
+            }
+            parts.extend(list.iter().map(|piece| ffi::ibv_data_buf {
+                addr: std::ptr::with_exposed_provenance_mut(piece.addr as usize),
+                length: piece.length as usize,
+            }));
+        }
         // SAFETY: as above; the batch is completed or aborted.
         unsafe {
             start(raw);
             (*raw).wr_id = request.wr_id;
             (*raw).wr_flags = request.send_flags & !INLINE;
-            if begin(raw, request).and_then(|()| to_peer(raw, peer)).is_none() {
-                abort(raw);
-                return libc::EOPNOTSUPP;
-            }
-            let list = match request.num_sge {
-                0 => &[],
-                count => std::slice::from_raw_parts(request.sg_list, count as usize),
+            let begun = begin(raw, request).and_then(|()| to_peer(raw, peer));
+            let set = match begun {
+                None => None,
+                Some(()) if is_inline => {
+                    (*raw).wr_set_inline_data_list.map(|set| set(raw, parts.len(), parts.as_ptr()))
+                }
+                Some(()) => data(raw, list),
             };
-            if data(raw, request.send_flags & INLINE != 0, list).is_none() {
+            if set.is_none() {
                 abort(raw);
                 return libc::EOPNOTSUPP;
             }
@@ -688,20 +704,12 @@ mod extended {
     /// # Safety
     ///
     /// As above; the pieces are as for `ibv_post_send`.
-    unsafe fn data(raw: *mut ffi::ibv_qp_ex, inline: bool, list: &[ffi::ibv_sge]) -> Option<()> {
+    unsafe fn data(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) -> Option<()> {
         // SAFETY: the caller vouches for the queue pair and the pieces.
         unsafe {
             match list {
-                [one] if !inline => (*raw).wr_set_sge?(raw, one.lkey, one.addr, one.length),
-                list if !inline => (*raw).wr_set_sge_list?(raw, list.len(), list.as_ptr()),
-                list => {
-                    let part = |piece: &ffi::ibv_sge| ffi::ibv_data_buf {
-                        addr: std::ptr::with_exposed_provenance_mut(piece.addr as usize),
-                        length: piece.length as usize,
-                    };
-                    let parts: Vec<_> = list.iter().map(part).collect();
-                    (*raw).wr_set_inline_data_list?(raw, parts.len(), parts.as_ptr());
-                }
+                [one] => (*raw).wr_set_sge?(raw, one.lkey, one.addr, one.length),
+                list => (*raw).wr_set_sge_list?(raw, list.len(), list.as_ptr()),
             }
         }
         Some(())

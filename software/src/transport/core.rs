@@ -131,6 +131,8 @@ pub(crate) struct Core {
     pub(crate) flows: usize,
     /// Those of peers, by the peer's address and the place of its flow's number.
     pub(crate) inbound: BTreeMap<(IpAddr, u16), InboundFlow>,
+    /// Some of those have ended since the last search.
+    pub(crate) inbound_ended: bool,
     pub(crate) flow_steps: VecDeque<FlowStep>,
     /// When the last flow of this device began.
     pub(crate) last_flow: u64,
@@ -193,6 +195,7 @@ impl Core {
             overrun: Vec::new(),
             flows: 0,
             inbound: BTreeMap::new(),
+            inbound_ended: false,
             flow_steps: VecDeque::new(),
             last_flow: 0,
             random: Random::new(link.seed() ^ settings.guid()),

@@ -244,6 +244,7 @@ impl Engine {
             if let Some(inbound) = self.core.inbound.get_mut(&place(path.to, &flow.header)) {
                 inbound.number = None;
             }
+            self.core.inbound_ended = true;
             qp.flush_receives(&mut self.core);
             if let Some(target) = self.qps.get_mut(flow.of) {
                 qp.rq.into_iter().rev().for_each(|receive| target.rq.push_front(receive));
@@ -392,10 +393,14 @@ impl Engine {
     /// Whether a flow of a peer can be kept. Those that have ended make room.
     fn has_place(&mut self, place: &(IpAddr, u16)) -> bool {
         let inbound = &mut self.core.inbound;
-        if inbound.len() >= MOST_INBOUND && !inbound.contains_key(place) {
+        if inbound.len() < MOST_INBOUND || inbound.contains_key(place) {
+            return true;
+        }
+        // Looking for them takes long.
+        if std::mem::take(&mut self.core.inbound_ended) {
             inbound.retain(|_, flow| flow.number.is_some());
         }
-        inbound.len() < MOST_INBOUND || inbound.contains_key(place)
+        inbound.len() < MOST_INBOUND
     }
 
     /// Tells the peer that nobody takes its message.
@@ -418,6 +423,7 @@ impl Engine {
             None => {}
         }
         // Its first packet may come later than this one.
+        self.core.inbound_ended = true;
         let ended = InboundFlow { began: header.began, number: None };
         self.core.inbound.insert(place, ended);
     }

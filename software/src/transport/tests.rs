@@ -3,6 +3,7 @@
 mod answers;
 mod datagrams;
 mod drops;
+mod flows;
 mod forged;
 mod long_queues;
 mod strict;
