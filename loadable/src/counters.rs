@@ -51,7 +51,7 @@ impl Counter {
         file.by_ref().take(32).read_to_string(&mut text)?;
         let sum: u64 = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
         let sum = sum.wrapping_add(value - self.added);
-        // It never gets shorter.
+        // The text never gets shorter.
         file.write_all_at(format!("{sum}\n").as_bytes(), 0)?;
         self.added = value;
         Ok(())
