@@ -55,7 +55,7 @@ pub struct Builder {
     mtu: Option<MaximumTransferUnit>,
 }
 
-macro_rules! limits {
+macro_rules! limit_methods {
     ($($(#[$doc:meta])* $name:ident: $type:ty => $field:ident;)*) => {
         impl Builder {
             $($(#[$doc])*
@@ -67,7 +67,7 @@ macro_rules! limits {
     };
 }
 
-limits! {
+limit_methods! {
     /// The longest memory region, in bytes; the default is 2^40.
     max_mr_size: u64 => max_mr_size;
     /// The most bytes in all memory regions together, as `RLIMIT_MEMLOCK` limits them on hardware: registering more

@@ -68,7 +68,7 @@ const VERB: &str = "ibv_create_qp";
 
 const DEFAULT_INLINE: u32 = 64;
 
-macro_rules! settings {
+macro_rules! setting_methods {
     (
         any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
         datagrams $datagrams:tt
@@ -96,8 +96,8 @@ macro_rules! settings {
     };
 }
 
-settings! { max_send_sge max_recv_sge }
-connection_settings!(settings);
+setting_methods! { max_send_sge max_recv_sge }
+connection_settings!(setting_methods);
 
 impl<'res> Channel<'res> {
     /// Starts to build a channel: see [`ChannelBuilder::new`].

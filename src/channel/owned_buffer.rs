@@ -66,7 +66,7 @@ unsafe impl<B: Piece, const N: usize> OwnedBuffer for [B; N] {
     const IS_LIST: bool = B::KEEPS_LENGTH;
 }
 
-macro_rules! tuples {
+macro_rules! impl_owned_buffer_of_tuples {
     ($($($piece:ident)+;)+) => {$(
         // SAFETY: what holds for each piece holds for all.
         unsafe impl<$($piece: Piece),+> OwnedBuffer for ($($piece,)+) {
@@ -75,7 +75,7 @@ macro_rules! tuples {
     )+};
 }
 
-tuples! {
+impl_owned_buffer_of_tuples! {
     A;
     A B;
     A B C;

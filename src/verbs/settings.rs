@@ -27,7 +27,7 @@ use crate::base::error::{Error, Result};
 use crate::base::ffi;
 
 /// A number with an upper limit.
-macro_rules! bounded {
+macro_rules! bounded_number {
     ($(#[$outer:meta])* pub struct $name:ident($repr:ty) <= $max:literal, $verb:literal, $what:literal) => {
         $(#[$outer])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,7 +73,7 @@ macro_rules! bounded {
     };
 }
 
-bounded! {
+bounded_number! {
     /// `rnr_retry`: how often a send is retried while the peer has no receive posted; 7 means for ever. Reliable
     /// connections only.
     ///
@@ -96,7 +96,7 @@ impl Default for MaxRnrRetries {
     }
 }
 
-bounded! {
+bounded_number! {
     /// `retry_cnt`: how often a packet is sent again when the peer does not answer within the [`AckTimeout`]. Reliable
     /// connections only.
     ///
@@ -112,7 +112,7 @@ impl Default for MaxAckRetries {
     }
 }
 
-bounded! {
+bounded_number! {
     /// `min_rnr_timer`: how long a peer waits before it retries a message for which this queue pair had no receive.
     /// Reliable connections only.
     ///
@@ -167,7 +167,7 @@ impl Default for MinRnrTimer {
     }
 }
 
-bounded! {
+bounded_number! {
     /// `timeout`: how long the device waits for an answer before it sends a packet again, 4.096 µs · 2ⁿ; 0 means for
     /// ever. Reliable connections only.
     ///
@@ -210,7 +210,7 @@ impl Default for AckTimeout {
     }
 }
 
-bounded! {
+bounded_number! {
     /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet. A receiver's must equal its sender's.
     #[doc(alias = "sq_psn")]
     #[doc(alias = "rq_psn")]
@@ -218,14 +218,14 @@ bounded! {
     pub struct PacketSequenceNumber(u32) <= 0xff_ffff, "ibv_modify_qp", "psn"
 }
 
-bounded! {
+bounded_number! {
     /// `sl`: the service level, which the fabric maps to virtual lanes, or RoCE to Ethernet priorities.
     #[doc(alias = "sl")]
     #[derive(Default)]
     pub struct ServiceLevel(u8) <= 15, "ibv_modify_qp", "sl"
 }
 
-bounded! {
+bounded_number! {
     /// `flow_label`: the 20-bit flow label of the global route header. On RoCE v2 it also selects the UDP source port,
     /// by which routers spread flows.
     #[doc(alias = "flow_label")]

@@ -602,7 +602,7 @@ impl WriteHalf {
 }
 
 /// Calls that do not wait, for a stream and the half that reads.
-macro_rules! tries_to_read {
+macro_rules! try_read_methods {
     ($($type:ident)+) => {$(
         impl $type {
             /// Waits until a read would not wait.
@@ -678,7 +678,7 @@ macro_rules! tries_to_read {
 }
 
 /// Calls that do not wait, for a stream and the half that writes.
-macro_rules! tries_to_write {
+macro_rules! try_write_methods {
     ($($type:ident)+) => {$(
         impl $type {
             /// Waits until a write would not wait, unless another stream takes the last buffer first.
@@ -732,7 +732,7 @@ macro_rules! tries_to_write {
 }
 
 /// Addresses, of a stream and its halves.
-macro_rules! addresses {
+macro_rules! address_methods {
     ($($type:ident: $handle:expr;)+) => {$(
         impl $type {
             /// The peer's address, of the TCP stream over which the two sides have connected, or the connection manager's.
@@ -767,15 +767,15 @@ macro_rules! addresses {
     )+};
 }
 
-tries_to_read! { Stream ReadHalf }
-tries_to_write! { Stream WriteHalf }
-addresses! {
+try_read_methods! { Stream ReadHalf }
+try_write_methods! { Stream WriteHalf }
+address_methods! {
     Stream: |stream| stream.handle().addresses;
     ReadHalf: |half| half.lock().handle.addresses;
     WriteHalf: |half| half.0.handle.addresses;
 }
 
-macro_rules! reads {
+macro_rules! impl_async_read {
     ($type:ident) => {
         impl AsyncRead for $type {
             fn poll_read(
@@ -802,7 +802,7 @@ macro_rules! reads {
     };
 }
 
-macro_rules! writes {
+macro_rules! impl_async_write {
     ($type:ident: $($field:tt).+) => {
         impl AsyncWrite for $type {
             fn poll_write(
@@ -836,10 +836,10 @@ macro_rules! writes {
     };
 }
 
-reads!(Stream);
-reads!(ReadHalf);
-writes!(Stream: write.0);
-writes!(WriteHalf: 0);
+impl_async_read!(Stream);
+impl_async_read!(ReadHalf);
+impl_async_write!(Stream: write.0);
+impl_async_write!(WriteHalf: 0);
 
 #[cfg(feature = "futures-io")]
 mod on_futures {
@@ -847,7 +847,7 @@ mod on_futures {
 
     use super::*;
 
-    macro_rules! reads {
+    macro_rules! impl_async_read {
         ($type:ident) => {
             impl traits::AsyncRead for $type {
                 fn poll_read(
@@ -876,7 +876,7 @@ mod on_futures {
         };
     }
 
-    macro_rules! writes {
+    macro_rules! impl_async_write {
         ($type:ident: $($field:tt).+) => {
             impl traits::AsyncWrite for $type {
                 fn poll_write(
@@ -906,10 +906,10 @@ mod on_futures {
         };
     }
 
-    reads!(Stream);
-    reads!(ReadHalf);
-    writes!(Stream: write.0);
-    writes!(WriteHalf: 0);
+    impl_async_read!(Stream);
+    impl_async_read!(ReadHalf);
+    impl_async_write!(Stream: write.0);
+    impl_async_write!(WriteHalf: 0);
 }
 
 /// Accepts streams, as [`TcpListener`] does: several tasks may accept, of an `Arc<Listener>`.

@@ -27,7 +27,7 @@ use super::simulation::Simulation;
 #[must_use]
 pub struct NetworkBuilder(pub(super) Settings);
 
-macro_rules! conditions {
+macro_rules! condition_methods {
     ($($(#[$doc:meta])* $name:ident: $type:ty => $value:expr;)*) => {
         impl NetworkBuilder {
             $($(#[$doc])*
@@ -39,7 +39,7 @@ macro_rules! conditions {
     };
 }
 
-conditions! {
+condition_methods! {
     /// The probability that a packet is lost; 0 if not set.
     loss: f64 => loss;
     /// The probability that a packet arrives twice; 0 if not set.

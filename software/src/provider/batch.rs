@@ -170,7 +170,7 @@ pub(super) unsafe fn last(
     }
 }
 
-macro_rules! begins {
+macro_rules! begin_functions {
     ($($name:ident($($argument:ident: $type:ty),*) $operation:expr, $extra:expr;)*) => {
         $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($argument: $type),*) {
             // SAFETY: as the module says; a batch is open.
@@ -179,7 +179,7 @@ macro_rules! begins {
     };
 }
 
-begins! {
+begin_functions! {
     wr_send() Operation::Send, Extra::None;
     wr_send_imm(data: __be32) Operation::Send, Extra::Immediate(data);
     wr_send_inv(rkey: u32) Operation::Send, Extra::Invalidate(rkey);

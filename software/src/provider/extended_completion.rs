@@ -145,7 +145,7 @@ unsafe fn field<T>(ex: *mut ibv_cq_ex, read: impl Fn(&Completion) -> T) -> T {
     read(unsafe { (*ex.cast::<SoftCq>()).current.as_ref() }.unwrap_or(&none))
 }
 
-macro_rules! fields {
+macro_rules! field_functions {
     ($($name:ident -> $type:ty = $read:expr;)*) => {
         $(unsafe extern "C" fn $name(ex: *mut ibv_cq_ex) -> $type {
             // SAFETY: as the module says; a poll is under way.
@@ -154,7 +154,7 @@ macro_rules! fields {
     };
 }
 
-fields! {
+field_functions! {
     read_opcode -> ibv_wc_opcode = |c| c.opcode;
     read_byte_len -> u32 = |c| c.length;
     read_imm_data -> __be32 = |c| c.immediate;

@@ -23,7 +23,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Unanswered probes after which the peer counts as dead.
 const KEEPALIVE_PROBES: c_int = 4;
 
-macro_rules! over_a_stream {
+macro_rules! connect_over_methods {
     ($connected:ty) => {
         /// [Connects](crate::PreparedChannel::connect) over a stream that is already connected: a Unix socket, TLS, or a
         /// [`TcpStream`](std::net::TcpStream). The caller keeps the stream, without a deadline on its waits.
@@ -135,7 +135,7 @@ macro_rules! over_a_stream {
         }
     };
 }
-pub(crate) use over_a_stream;
+pub(crate) use connect_over_methods;
 
 /// Connecting over TCP or another stream.
 impl<'res> PreparedChannel<'res> {
@@ -215,7 +215,7 @@ impl<'res> PreparedChannel<'res> {
         over(self, Role::Accepts, true, stream, private_data, deadline).map(keep)
     }
 
-    over_a_stream!(Channel<'res>);
+    connect_over_methods!(Channel<'res>);
 }
 
 /// Connecting over TCP or another stream.
@@ -254,7 +254,7 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
         over(self, Role::Accepts, false, stream, private_data, deadline)
     }
 
-    over_a_stream!(QueuePair<'res, T>);
+    connect_over_methods!(QueuePair<'res, T>);
 }
 
 /// The stream over which the channel was connected. It shows whether the peer is alive.

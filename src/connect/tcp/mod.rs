@@ -50,7 +50,7 @@ mod stream;
 mod wire;
 
 pub use crate::connect::handshake::Step;
-pub(crate) use addresses::over_a_stream;
+pub(crate) use addresses::connect_over_methods;
 pub use addresses::{peer_has_closed, wait_until_peer_closes};
 #[cfg(feature = "async")]
 pub use async_stream::AsyncStream;

@@ -15,7 +15,7 @@ use crate::base::ffi;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::channel::PreparedChannel;
 use crate::connect::handshake::Handshake;
-use crate::connect::tcp::over_a_stream;
+use crate::connect::tcp::connect_over_methods;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::queue_pair::QueuePairEndpoint;
 
@@ -279,5 +279,5 @@ impl<'res> DetachedChannel<'res> {
         self.detached.channel.link.keep_stream(stream);
     }
 
-    over_a_stream!(DetachedChannel<'res>);
+    connect_over_methods!(DetachedChannel<'res>);
 }

@@ -29,7 +29,7 @@ impl ExtendedCompletion<'_> {
     }
 }
 
-macro_rules! fields {
+macro_rules! field_getters {
     ($($(#[$meta:meta])* $name:ident: $type:ty = $function:ident if $field:ident;)+) => {
         $(
             $(#[$meta])*
@@ -84,7 +84,7 @@ impl ExtendedCompletion<'_> {
         WorkError::new(WorkStatus::from(status), vendor_error)
     }
 
-    fields! {
+    field_getters! {
         /// `ibv_wc_read_qp_num`: the number of the local queue pair.
         #[doc(alias = "ibv_wc_read_qp_num")]
         queue_pair_number: u32 = read_qp_num if QUEUE_PAIR_NUMBER;
@@ -165,7 +165,7 @@ impl ExtendedSuccess<'_> {
         self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
     }
 
-    fields! {
+    field_getters! {
         /// `ibv_wc_read_byte_len`: the number of bytes that arrived, for a receive, a read or an atomic. Other requests
         /// may leave any value here. In UD receives it includes 40 bytes for the global route header.
         #[doc(alias = "ibv_wc_read_byte_len")]

@@ -222,7 +222,7 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 #[repr(transparent)]
 pub struct ScatterElement<'buf>(ffi::ibv_sge, PhantomData<&'buf mut [u8]>);
 
-macro_rules! element {
+macro_rules! element_methods {
     ($(#[$conditions:meta])* $element:ident) => {
         impl $element<'_> {
             #[inline]
@@ -267,12 +267,12 @@ macro_rules! element {
     };
 }
 
-element! {
+element_methods! {
     /// For `'buf`, `raw` names memory that is registered under its `lkey` and that nothing writes.
     GatherElement
 }
 
-element! {
+element_methods! {
     /// For `'buf`, `raw` names memory that is registered for local writing under its `lkey` and that nothing
     /// else accesses.
     ScatterElement

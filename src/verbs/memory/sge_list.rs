@@ -228,7 +228,7 @@ unsafe impl<B: GatherBuffer> BorrowedBuffer for &[B] {}
 // SAFETY: as above.
 unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut [B] {}
 
-macro_rules! tuple {
+macro_rules! impl_buffer_of_tuple {
     ($count:literal: $($piece:ident $index:tt),+) => {
         // SAFETY: what holds for each piece holds for all.
         unsafe impl<$($piece: GatherBuffer<List = One, Kept = $piece>),+> GatherBuffer for ($($piece,)+) {
@@ -276,13 +276,13 @@ macro_rules! tuple {
     };
 }
 
-tuple!(1: A 0);
-tuple!(2: A 0, B 1);
-tuple!(3: A 0, B 1, C 2);
-tuple!(4: A 0, B 1, C 2, D 3);
+impl_buffer_of_tuple!(1: A 0);
+impl_buffer_of_tuple!(2: A 0, B 1);
+impl_buffer_of_tuple!(3: A 0, B 1, C 2);
+impl_buffer_of_tuple!(4: A 0, B 1, C 2, D 3);
 
 /// The literal says whether peers may write the region.
-macro_rules! regions {
+macro_rules! impl_buffer_of_region {
     ($($region:ident: $peers_may_write:literal;)+) => {
         $(
             // SAFETY: the memory is registered until the region is dropped, at this program's addresses. This
@@ -310,7 +310,7 @@ macro_rules! regions {
     };
 }
 
-regions! {
+impl_buffer_of_region! {
     MemoryRegion: false;
     SharedMemoryRegion: true;
 }

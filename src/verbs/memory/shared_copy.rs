@@ -165,7 +165,7 @@ trait Piece: Copy {
 #[derive(Clone, Copy)]
 struct Unit<U>(U);
 
-macro_rules! units {
+macro_rules! impl_piece_of_unit {
     ($($integer:ty, $atomic:ty;)*) => {$(
         impl Piece for Unit<$integer> {
             #[inline(always)]
@@ -188,7 +188,7 @@ macro_rules! units {
     )*};
 }
 
-units! {
+impl_piece_of_unit! {
     u8, AtomicU8;
     u16, AtomicU16;
     u32, AtomicU32;

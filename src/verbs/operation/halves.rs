@@ -18,7 +18,7 @@ use crate::verbs::queue_pair::{
     FixedPeer, PostsRdma, QueuePair, Rc, Reads, ReceiveQueue, Sends, Transport, Writes,
 };
 
-macro_rules! half {
+macro_rules! half_type {
     ($(#[$meta:meta])* $half:ident) => {
         $(#[$meta])*
         pub struct $half<'q, 'res, T = Rc> {
@@ -60,17 +60,17 @@ macro_rules! half {
     };
 }
 
-half! {
+half_type! {
     /// The send side of a queue pair: see [`QueuePair::split`].
     SendHalf
 }
 
-half! {
+half_type! {
     /// The receive side of a queue pair: see [`QueuePair::split`].
     ReceiveHalf
 }
 
-macro_rules! owned_half {
+macro_rules! owned_half_type {
     ($(#[$meta:meta])* $owned:ident, $half:ident) => {
         $(#[$meta])*
         #[derive(Debug)]
@@ -91,12 +91,12 @@ macro_rules! owned_half {
     };
 }
 
-owned_half! {
+owned_half_type! {
     /// The send side of a queue pair, which it keeps: see [`QueuePair::into_split`].
     OwnedSendHalf, SendHalf
 }
 
-owned_half! {
+owned_half_type! {
     /// The receive side of a queue pair, which it keeps: see [`QueuePair::into_split`].
     OwnedReceiveHalf, ReceiveHalf
 }

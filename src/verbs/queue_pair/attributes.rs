@@ -31,7 +31,7 @@ pub(super) trait Attribute<Raw>: Sized {
     fn store(self) -> Raw;
 }
 
-macro_rules! stored {
+macro_rules! impl_attribute {
     ($($type:ty: $raw:ty, |$loaded:ident| $load:expr, |$value:ident| $store:expr;)+) => {
         $(impl Attribute<$raw> for $type {
             fn load($loaded: $raw) -> Option<Self> {
@@ -46,7 +46,7 @@ macro_rules! stored {
     };
 }
 
-stored! {
+impl_attribute! {
     u8: u8, |raw| Some(raw), |value| value;
     u16: u16, |raw| Some(raw), |value| value;
     u32: u32, |raw| Some(raw), |value| value;

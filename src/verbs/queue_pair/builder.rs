@@ -117,12 +117,12 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
     }
 }
 
-macro_rules! connection {
+macro_rules! connection_setting_methods {
     (
         any peer { $($peer:tt)+ }
         datagrams { $($datagrams:tt)+ }
     ) => {
-        connection! { $($peer)+ $($datagrams)+ }
+        connection_setting_methods! { $($peer)+ $($datagrams)+ }
     };
     ($($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+) => {
         impl<T: Transport> QueuePairBuilder<'_, T> {
@@ -140,7 +140,7 @@ macro_rules! connection {
     };
 }
 
-connection_settings!(connection);
+connection_settings!(connection_setting_methods);
 
 impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     /// Begins a queue pair of this transport: [`Rc`](crate::Rc), [`Ud`](crate::Ud) .., or a [`QueuePairType`] known

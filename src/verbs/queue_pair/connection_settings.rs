@@ -80,7 +80,7 @@ macro_rules! connection_settings {
 }
 pub(crate) use connection_settings;
 
-macro_rules! value {
+macro_rules! settings_struct {
     (
         any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
         datagrams { $($(#[$datagram:meta])* [$of:ident] $key:ident: $key_type:ty, $key_stored:ty = $key_default:expr;)+ }
@@ -140,7 +140,7 @@ macro_rules! value {
     };
 }
 
-connection_settings!(value);
+connection_settings!(settings_struct);
 
 impl ConnectionSettings {
     /// The defaults.

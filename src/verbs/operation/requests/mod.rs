@@ -445,7 +445,7 @@ impl<D, X> SendWorkRequest<D, X> {
     }
 }
 
-macro_rules! inline {
+macro_rules! inline_methods {
     ($($name:ident),+) => {$(
         impl<D: GatherBuffer, X> $name<D, X> {
             /// Makes the post copy the registered memory, as [`Inline`](crate::Inline) does. The memory may be reused
@@ -462,7 +462,7 @@ macro_rules! inline {
     )+};
 }
 
-inline!(SendWorkRequest, WriteWorkRequest);
+inline_methods!(SendWorkRequest, WriteWorkRequest);
 
 impl<D: GatherBuffer> WriteWorkRequest<D> {
     /// Writes `data` to the beginning of `remote`, which is at least as long.
