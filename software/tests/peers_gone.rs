@@ -427,3 +427,127 @@ fn a_channel_of_a_task_has_its_messages_before_it_is_told_that_the_peer_is_gone(
         driver.abort();
     });
 }
+
+/// A process without a processor is not gone.
+#[test]
+fn a_client_that_is_stopped_is_waited_for_until_it_is_killed() {
+    let host = Host::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut child = Process::run("connects_and_is_killed", listener.local_addr().unwrap());
+    let mut server = host.server();
+    for _ in 0..PEERS {
+        let prepared = sized(server.create_channel(&host.domain)).build().unwrap();
+        let (channel, _) = prepared.accept(&listener, b"", deadline()).unwrap();
+        let channel = server.add(channel).unwrap();
+        let buffer = host.pool.take().unwrap();
+        server.post(channel, ReceiveWorkRequest::new(buffer), 0).unwrap();
+    }
+    child.wait_for("connected");
+    // SAFETY: no memory is involved; the child is ours, and was not waited for.
+    assert_eq!(unsafe { libc::kill(child.0.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+    let soon = std::time::Instant::now() + std::time::Duration::from_millis(50);
+    assert!(server.wait_ended_until(soon).unwrap().is_none() && server.next_gone().is_none());
+    child.kill();
+    serve_until_all_are_gone(server, Wait::Until, false);
+}
+
+/// Channels whose clients have sent nothing, and a call that has them leave.
+async fn channels_of_tasks(
+    reactor: &Reactor,
+    host: &Host,
+) -> (Vec<Arc<AsyncChannel>>, impl FnOnce() + use<>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let clients = std::thread::spawn(move || {
+        let host = Host::new();
+        let channels: Vec<_> = (0..2).map(|_| client(&host, address)).collect();
+        (channels, host)
+    });
+    let mut channels = Vec::new();
+    for _ in 0..2 {
+        let prepared = reactor.prepare(sized(Channel::builder(&host.domain))).unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        channels.push(Arc::new(prepared.accept(&mut stream, b"").await.unwrap().0));
+    }
+    let clients = clients.join().unwrap();
+    (channels, move || drop(clients))
+}
+
+/// Nobody drives the reactor when the peers leave. Who drives it later finds that.
+#[test]
+fn peers_that_leave_between_two_runtimes_are_noticed_by_the_second() {
+    let host = Host::new();
+    let reactor = Arc::new(Reactor::new(host.domain.context_parent(), 64).unwrap());
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let first = runtime();
+    let drives = |runtime: &tokio::runtime::Runtime| {
+        let reactor = reactor.clone();
+        runtime.spawn(async move { reactor.run_on_tokio().await });
+    };
+    drives(&first);
+    let (channels, leave) = first.block_on(channels_of_tasks(&reactor, &host));
+    let given_up = first.block_on(async {
+        let short = std::time::Duration::from_millis(5);
+        tokio::time::timeout(short, channels[0].receive(host.pool.take().unwrap())).await
+    });
+    assert!(given_up.is_err());
+    drop(first);
+    leave();
+    let second = runtime();
+    drives(&second);
+    second.block_on(async {
+        for channel in &channels {
+            let receive = channel.receive(host.pool.take().unwrap());
+            let failed = tokio::time::timeout(PATIENCE, receive).await.unwrap().unwrap_err();
+            assert_eq!(failed.error, TransportError::PeerGone);
+        }
+    });
+    drop(channels);
+    assert_eq!((host.pool.available(), reactor.capacity().1), (CHUNKS, 64));
+}
+
+/// The other channel's task is woken all the same.
+#[test]
+fn a_waker_that_panics_when_its_peer_is_gone_takes_no_wake_up_from_others() {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
+
+    struct Task(AtomicUsize, bool);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.1, "in a waker");
+        }
+    }
+
+    for panicking in 0..2 {
+        let host = Host::new();
+        let reactor = Reactor::new(host.domain.context_parent(), 64).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (channels, leave) = runtime.block_on(channels_of_tasks(&reactor, &host));
+        let tasks = [0, 1].map(|of| Arc::new(Task(AtomicUsize::new(0), of == panicking)));
+        let mut waits = [0, 1].map(|of| Box::pin(channels[of].next_message()));
+        for (wait, task) in waits.iter_mut().zip(&tasks) {
+            let waker = task.clone().into();
+            assert!(pin!(wait).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        leave();
+        let end = deadline();
+        while tasks.iter().any(|task| task.0.load(Ordering::SeqCst) == 0) {
+            assert!(std::time::Instant::now() < end, "{panicking}");
+            let turn = || {
+                reactor.arm().unwrap();
+                reactor.turn().unwrap()
+            };
+            // A panic in a waker goes on from the turn.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(turn));
+        }
+        for wait in &mut waits {
+            let ended = pin!(wait).poll(&mut Context::from_waker(std::task::Waker::noop()));
+            let std::task::Poll::Ready(Err(failed)) = ended else { panic!("it waits on") };
+            assert_eq!(failed.error, TransportError::PeerGone);
+        }
+    }
+}

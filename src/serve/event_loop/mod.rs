@@ -217,10 +217,8 @@ impl<'res, B> Loop<'res, B> {
     #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
     pub fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
-        match self.table.next_ended() {
-            Ok(None) if self.members.is_watching => self.next_after_look(),
-            ended => ended,
-        }
+        let Self { table, members, queue, .. } = self;
+        table.next_ended(|table| members.is_watching && members.look_after_empty_poll(table, queue))
     }
 
     /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. No signal ends the wait. It reads

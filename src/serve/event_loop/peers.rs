@@ -6,14 +6,16 @@
 //! then. Data that the peer has sent before it left are in the completion queue by then, and are handed out first.
 
 use super::Loop;
-use super::ended::{ChannelId, Ended};
+use super::ended::ChannelId;
+use super::members::Members;
 use super::post::queue_index;
 use super::slots::{NEVER_FREE, no_memory};
 use super::table::Table;
 use crate::base::error::Result;
 use crate::base::ffi;
+use crate::channel::TransportError;
 use crate::channel::parts::{Link, PeerSign, Queue};
-use crate::channel::{TransportError, TransportResult};
+use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::event_file;
 
 /// Empty polls between two looks of a poller that never sleeps.
@@ -37,41 +39,10 @@ impl<B> Loop<'_, B> {
         !self.members.gone.is_empty()
     }
 
-    /// After an empty poll.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn next_after_look(&mut self) -> TransportResult<Option<Ended<B>>> {
-        let polls = &mut self.members.empty_polls;
-        *polls = polls.wrapping_add(1);
-        let is_due = polls.is_multiple_of(POLLS_PER_LOOK);
-        if self.look_at_peers(is_due) { self.table.next_ended() } else { Ok(None) }
-    }
-
     /// Ends channels whose peers are gone. `is_due`: nobody may have slept for long. Returns whether there were any.
     pub(crate) fn look_at_peers(&mut self, is_due: bool) -> bool {
-        let queue = self.queue.clone();
-        let files = queue.own_channel().ok().and_then(|channel| channel.take_look(is_due));
-        let mut any = false;
-        if let Some(files) = files {
-            event_file::watched(files, |number| any |= self.peer_may_be_gone(number));
-        }
-        any
-    }
-
-    fn peer_may_be_gone(&mut self, number: u64) -> bool {
-        let channel = ChannelId { index: number as u32, generation: (number >> 32) as u32 };
-        if self.table.entry(channel).is_none() {
-            return false;
-        }
-        // One that is out of the loop is watched anew when it comes back.
-        let Some(link) = &self.members.links[channel.index()] else { return false };
-        if !link.peer_sign().is_some_and(PeerSign::is_gone) {
-            return false;
-        }
-        if self.table.end_of_peer(channel) && !self.table.is_of_tasks {
-            self.members.gone.push(channel);
-        }
-        true
+        let Self { table, members, queue, .. } = self;
+        members.look_at_peers(table, queue, is_due)
     }
 
     /// Watches the file before its channel is in the loop, so that nothing can fail then.
@@ -84,7 +55,9 @@ impl<B> Loop<'_, B> {
         // Each channel is in it once, at most.
         let room = self.table.entries.len() + 1 - self.members.gone.len();
         self.members.gone.try_reserve(room).map_err(|_| no_memory())?;
-        sign.watch(self.queue.own_channel()?.peers()?, NOBODY)?;
+        let channel = self.queue.own_channel()?;
+        sign.watch(channel.peers()?, NOBODY)?;
+        channel.begin_to_watch();
         self.members.is_watching = true;
         Ok(())
     }
@@ -97,8 +70,51 @@ impl<B> Loop<'_, B> {
         {
             // The file is there already, and the change needs no memory.
             let _ = sign.watch(files, number);
-            self.members.is_watching = true;
         }
+    }
+}
+
+impl Members<'_> {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn look_after_empty_poll<B>(
+        &mut self,
+        table: &mut Table<B>,
+        queue: &CompletionQueue<'_>,
+    ) -> bool {
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        let is_due = self.empty_polls.is_multiple_of(POLLS_PER_LOOK);
+        self.look_at_peers(table, queue, is_due)
+    }
+
+    fn look_at_peers<B>(
+        &mut self,
+        table: &mut Table<B>,
+        queue: &CompletionQueue<'_>,
+        is_due: bool,
+    ) -> bool {
+        let files = queue.own_channel().ok().and_then(|channel| channel.take_look(is_due));
+        let mut any = false;
+        if let Some(files) = files {
+            event_file::watched(files, |number| any |= self.peer_may_be_gone(table, number));
+        }
+        any
+    }
+
+    fn peer_may_be_gone<B>(&mut self, table: &mut Table<B>, number: u64) -> bool {
+        let channel = ChannelId { index: number as u32, generation: (number >> 32) as u32 };
+        if table.entry(channel).is_none() {
+            return false;
+        }
+        // One that is out of the loop is watched anew when it comes back.
+        let Some(link) = &self.links[channel.index()] else { return false };
+        if !link.peer_sign().is_some_and(PeerSign::is_gone) {
+            return false;
+        }
+        if table.end_of_peer(channel) && !table.is_of_tasks {
+            self.gone.push(channel);
+        }
+        true
     }
 }
 

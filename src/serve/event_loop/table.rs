@@ -192,15 +192,20 @@ impl<B> Table<B> {
         Ok(found)
     }
 
+    /// `look` is called when there is nothing. If it returns true, there may be something now.
     #[inline(always)]
-    pub(super) fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
+    pub(super) fn next_ended(
+        &mut self,
+        mut look: impl FnMut(&mut Self) -> bool,
+    ) -> TransportResult<Option<Ended<B>>> {
         loop {
             if self.batch.is_empty() {
                 if !self.ended.is_empty() {
                     return Ok(self.pop_ended());
                 }
                 if self.poll()? == 0 {
-                    if self.with_unposted.is_empty() || !self.end_unposted() {
+                    let any = !self.with_unposted.is_empty() && self.end_unposted();
+                    if !any && !look(self) {
                         return Ok(None);
                     }
                     continue;

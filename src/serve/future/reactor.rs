@@ -281,9 +281,6 @@ impl<S: Share> Reactor<S> {
     /// whether a peer is gone.
     #[inline]
     fn count_idle_turn(&self) -> Result<usize> {
-        if self.queue.own_channel()?.must_look() {
-            return Ok(self.look_at_peers(false));
-        }
         // Turns on two threads may count as one.
         let idle = self.idle_turns.load(Ordering::Relaxed);
         self.idle_turns.store(idle.wrapping_add(1), Ordering::Relaxed);
@@ -299,6 +296,9 @@ impl<S: Share> Reactor<S> {
     #[cold]
     #[inline(never)]
     fn check_device(&self) -> Result<usize> {
+        if self.queue.own_channel()?.must_look() {
+            return Ok(self.look_at_peers(false));
+        }
         let now = Instant::now();
         let mut guard = self.share.lock();
         let last = *guard.device_checked.get_or_insert(now);
@@ -344,7 +344,12 @@ impl<S: Share> Reactor<S> {
         if cfg!(debug_assertions) {
             self.share.lock().stall_warning.sleeps();
         }
-        self.queue.rearm_own()
+        self.queue.rearm_own()?;
+        if self.queue.own_channel()?.must_look() {
+            // The next idle turn looks.
+            self.idle_turns.store(0, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// `ibv_modify_qp`: ends all operations of all channels, because polling or sleeping failed, or the program wants

@@ -285,8 +285,9 @@ pub(crate) struct WaitChannel<'ctx> {
     waiters: Arc<Waiters>,
     attended: OnceLock<Option<RawFd>>,
     ready: OnceLock<Option<OwnedFd>>,
-    /// An epoll instance with the files that tell that peers of the queue's channels are gone.
+    /// An epoll instance with the files that tell that peers of the queue's channels are gone, and whether it has any.
     peers: OnceLock<OwnedFd>,
+    is_watching: AtomicBool,
     /// Whoever finds the queue empty looks at the peers: a thread is about to sleep.
     must_look: AtomicBool,
     /// Held while `ready` or `peers` is made: the former has the latter.
@@ -297,8 +298,9 @@ impl<'ctx> WaitChannel<'ctx> {
     /// `channel` serves no other queue.
     pub(super) fn new(channel: CompletionChannel<'ctx>) -> Self {
         let waiters = Arc::new(Waiters::new(GET));
-        let (attended, ready, peers, must_look, making) = Default::default();
-        Self { channel, waiters, attended, ready, peers, must_look, making }
+        let (attended, ready, peers, is_watching) = Default::default();
+        let (must_look, making) = Default::default();
+        Self { channel, waiters, attended, ready, peers, is_watching, must_look, making }
     }
 
     pub(super) fn arm(&self, arm: impl FnOnce() -> Result<()>) -> Result<u64> {
@@ -306,7 +308,7 @@ impl<'ctx> WaitChannel<'ctx> {
     }
 
     fn look_at_peers(&self) {
-        if self.peers.get().is_some() {
+        if self.is_watching.load(Ordering::Relaxed) {
             self.must_look.store(true, Ordering::Relaxed);
         }
     }
@@ -433,6 +435,12 @@ impl<'ctx> WaitChannel<'ctx> {
         }
         // If another thread has made it meanwhile, this one is closed.
         Ok(self.peers.get_or_init(|| first).as_fd())
+    }
+
+    /// A file was added to [`peers`](Self::peers).
+    #[cfg(feature = "channel")]
+    pub(crate) fn begin_to_watch(&self) {
+        self.is_watching.store(true, Ordering::Relaxed);
     }
 
     /// The files of peers, if it is time to look at them. `is_due`: a poller that never sleeps has polled for long.
