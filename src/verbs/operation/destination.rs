@@ -127,10 +127,11 @@ pub struct DcPeer<'p> {
     pub stream: Option<u16>,
 }
 
-/// A [`DcPeer`] as a value, to keep, compare and pass on:
+/// A [`DcPeer`] as a value, to keep, compare and pass on.
 #[cfg_attr(
     feature = "async",
-    doc = "[`Loop::post_to`](crate::Loop::post_to) finds the address handle itself."
+    doc = "
+[`Loop::post_to`](crate::Loop::post_to) finds the address handle itself."
 )]
 #[cfg(feature = "mlx5")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
