@@ -17,7 +17,7 @@ use crate::channel::OwnedBuffer;
 use crate::channel::parts::KeptSend;
 use crate::channel::parts::Link;
 use crate::channel::parts::Refused;
-use crate::channel::parts::{DatagramEnd, DatagramPort, Directed};
+use crate::channel::parts::{DatagramEnd, DatagramPort, Directed, EndKind};
 use crate::channel::{IntoSend, WorkRequest};
 use crate::channel::{OperationError, TransportError};
 use crate::verbs::completion::WorkSuccess;
@@ -114,7 +114,10 @@ impl<'res, B> Loop<'res, B> {
         B: LoopBuffer<R::Kept>,
     {
         let posted = match self.handle_to(end, destination) {
-            Ok(handle) => self.post_by(end, request, destination, &handle, State::Token, token),
+            Ok((handle, kind)) => {
+                let directed = Directed::new(request, &handle, destination, kind);
+                self.post_by(end, directed, &handle, State::Token, token)
+            }
             Err(error) => Err(Refused::new(error, Some(request))),
         };
         Ok(posted.map(drop)?)
@@ -124,24 +127,24 @@ impl<'res, B> Loop<'res, B> {
         &mut self,
         end: ChannelId,
         destination: &D,
-    ) -> Result<Arc<AddressHandle<'res>>, TransportError> {
+    ) -> Result<(Arc<AddressHandle<'res>>, EndKind), TransportError> {
         let path = destination.path();
         let end = self.datagram_end(end).ok_or(TransportError::Closed)?;
         end.at.check::<D>()?;
+        let kind = end.at.kind;
         drop(end.take_spent());
         if let Some(handle) = end.known(path)? {
-            return Ok(handle);
+            return Ok((handle, kind));
         }
         let handle = Arc::new(AddressHandle::new(end.at.domain.clone(), path)?);
         drop(end.keep(path, &handle));
-        Ok(handle)
+        Ok((handle, kind))
     }
 
     fn post_by<R: WorkRequest>(
         &mut self,
         end: ChannelId,
-        request: R,
-        destination: &impl EndDestination,
+        directed: Directed<R>,
         handle: &Arc<AddressHandle<'res>>,
         state: State,
         token: u64,
@@ -150,10 +153,6 @@ impl<'res, B> Loop<'res, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
-        let Some(kind) = self.datagram_end(end).map(|end| end.at.kind) else {
-            return Err(Refused::new(TransportError::Closed, Some(request)));
-        };
-        let directed = Directed::new(request, handle, destination, kind);
         let posted = self.post_as::<_, Refused<Directed<R>>>(end, directed, state, token);
         let first = self.table.entries.get(end.index()).map_or(0, |entry| entry.first_slot);
         let of_end = self.datagram_end(end);
@@ -178,7 +177,7 @@ impl<'res, B> Loop<'res, B> {
         &mut self,
         end: ChannelId,
         request: R,
-        destination: &impl EndDestination,
+        (destination, kind): (&impl EndDestination, EndKind),
         handle: &Arc<AddressHandle<'res>>,
         waker: &mut Option<Waker>,
     ) -> Result<u64, Refused<R>>
@@ -186,7 +185,8 @@ impl<'res, B> Loop<'res, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
-        let number = self.post_by(end, request, destination, handle, State::Task, 0)?;
+        let directed = Directed::new(request, handle, destination, kind);
+        let number = self.post_by(end, directed, handle, State::Task, 0)?;
         self.keep_waker(number, waker);
         Ok(number)
     }

@@ -13,7 +13,7 @@ use super::request::AsyncRequest;
 use super::request::sealed::Request;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
-use crate::channel::parts::{DatagramPort, KeptSend, Link, Refused};
+use crate::channel::parts::{DatagramPort, EndKind, KeptSend, Link, Refused};
 use crate::channel::{
     DatagramsBuilder, EndDestination, IntoSend, OperationError, OwnedBuffer, OwnedResult,
     TransportError, TransportResult, WorkRequest,
@@ -130,7 +130,8 @@ impl<S: Share> AsyncDatagrams<S> {
             Ok(handle) => handle,
             Err(error) => return Err(Refused::new(error, Some(request)).into()),
         };
-        AsyncOperation::new(&self.channel, DirectedTo { request, destination, handle }).await
+        let kind = self.at.kind;
+        AsyncOperation::new(&self.channel, DirectedTo { request, destination, kind, handle }).await
     }
 
     /// `ibv_post_recv`: the next message of an [SRD](DatagramsBuilder::srd) end, which no header precedes: see
@@ -289,6 +290,7 @@ impl<S: Share> AsyncDatagrams<S> {
 struct DirectedTo<R, D> {
     request: R,
     destination: D,
+    kind: EndKind,
     handle: Arc<AddressHandle<'static>>,
 }
 
@@ -312,11 +314,16 @@ where
         channel: ChannelId,
         waker: &mut Option<Waker>,
     ) -> Result<u64, Refused<Self>> {
-        let Self { request, destination, handle } = self;
-        core.post_task_to(channel, request, &destination, &handle, waker).map_err(|refused| {
-            let Refused { error, request } = refused;
-            Refused::new(error, request.map(|request| Self { request, destination, handle }))
-        })
+        let Self { request, destination, kind, handle } = self;
+        core.post_task_to(channel, request, (&destination, kind), &handle, waker).map_err(
+            |refused| {
+                let Refused { error, request } = refused;
+                Refused::new(
+                    error,
+                    request.map(|request| Self { request, destination, kind, handle }),
+                )
+            },
+        )
     }
 
     fn refused(refused: Refused<Self>) -> OperationError<B> {
