@@ -24,6 +24,9 @@ use crate::serve::pool::PooledBuffer;
 ///
 /// # When it ends
 ///
+/// When the peer dies or leaves, the reactor notices by the stream's socket or the connection manager: all operations end
+/// with [`PeerGone`](TransportError::PeerGone), after the messages that have arrived.
+///
 /// After an operation has failed ([`Work`](TransportError::Work)), all later ones fail too; make a new channel to
 /// connect again. Dropping the channel calls `ibv_destroy_qp`, with no lock held. Once its reactor is dropped,
 /// operations return [`ReactorGone`](TransportError::ReactorGone).
