@@ -272,6 +272,7 @@ impl<B> Loop<'_, B> {
         let unposted = &mut table.cold[channel.index()].unposted;
         if unposted.is_empty() {
             table.with_unposted.push(channel);
+            table.has_idle_work = true;
         }
         unposted.push(&mut table.slots, index);
         // Tasks get these results at once; a program polls for them.

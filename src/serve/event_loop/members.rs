@@ -20,8 +20,6 @@ pub(super) struct Members<'res> {
     /// Completions that the queue holds. `room` are not reserved.
     pub(super) capacity: u32,
     pub(super) room: u32,
-    /// Some peer is watched.
-    pub(super) is_watching: bool,
     /// Since peers were looked at.
     pub(super) empty_polls: u32,
     /// Channels whose peers are gone, and that had nothing in flight.
@@ -36,20 +34,8 @@ pub(super) struct Members<'res> {
 impl<'res> Members<'res> {
     pub(super) fn new(capacity: u32) -> Self {
         let (links, shared, datagrams, retired, free, gaps) = Default::default();
-        let (room, is_watching, empty_polls, gone) = (capacity, false, 0, Vec::new());
-        Self {
-            links,
-            shared,
-            datagrams,
-            capacity,
-            room,
-            is_watching,
-            empty_polls,
-            gone,
-            retired,
-            free,
-            gaps,
-        }
+        let (room, empty_polls, gone) = (capacity, 0, Vec::new());
+        Self { links, shared, datagrams, capacity, room, empty_polls, gone, retired, free, gaps }
     }
 
     pub(super) fn shared_receives(

@@ -218,7 +218,7 @@ impl<'res, B> Loop<'res, B> {
     #[inline(always)]
     pub fn next_ended(&mut self) -> TransportResult<Option<Ended<B>>> {
         let Self { table, members, queue, .. } = self;
-        table.next_ended(|table| members.is_watching && members.look_after_empty_poll(table, queue))
+        table.next_ended(|table| members.look_after_empty_poll(table, queue))
     }
 
     /// As [`next_ended`](Self::next_ended), but sleeps until an operation has ended. No signal ends the wait. It reads

@@ -58,7 +58,7 @@ impl<B> Loop<'_, B> {
         let channel = self.queue.own_channel()?;
         sign.watch(channel.peers()?, NOBODY)?;
         channel.begin_to_watch();
-        self.members.is_watching = true;
+        self.table.has_idle_work = true;
         Ok(())
     }
 

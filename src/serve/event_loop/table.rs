@@ -114,6 +114,8 @@ pub(super) struct Table<B> {
     pub(super) credit_waiters: CreditWaiters,
     /// Channels with [unposted](State::Unposted) receives.
     pub(super) with_unposted: Vec<ChannelId>,
+    /// There may be such a channel, or peers to look at, after an empty poll.
+    pub(super) has_idle_work: bool,
     /// Tells a list the length of its message. A receive into a list sets it, always to the same function.
     pub(super) received: Option<fn(&mut B, usize)>,
     /// Number of polls for tasks.
@@ -150,6 +152,7 @@ impl<B> Table<B> {
             waiters: Waiters::new(),
             credit_waiters: CreditWaiters::default(),
             with_unposted: Vec::new(),
+            has_idle_work: false,
             received: None,
             turns: 0,
             is_of_tasks: false,
@@ -204,8 +207,7 @@ impl<B> Table<B> {
                     return Ok(self.pop_ended());
                 }
                 if self.poll()? == 0 {
-                    let any = !self.with_unposted.is_empty() && self.end_unposted();
-                    if !any && !look(self) {
+                    if !self.has_idle_work || !(self.end_unposted() || look(self)) {
                         return Ok(None);
                     }
                     continue;
