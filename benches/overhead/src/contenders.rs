@@ -4,7 +4,7 @@ use ibverbs::PooledBuffer;
 use ibverbs::future::{Local, Locked};
 
 use crate::channel::{ChannelRig, DomainRig};
-use crate::loops::{SendsRig, SharedRig};
+use crate::loops::{DatagramsRig, SendsRig, SharedRig};
 use crate::memory::{CTwoRig, CopiesRig, PoolRig, TwoRig};
 use crate::rails::RailsRig;
 use crate::reactor::{PairRig, ReactorRig, SendRig, SleepingRig};
@@ -18,7 +18,7 @@ use crate::{
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W24`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
+    /// `W1` to `W25`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -312,6 +312,9 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         ours!("W23", "loop", Bytes, TwoRig::new(), memory::two_threads),
         in_c!("W24", "C tuned", 1, Rig::of_pages(), c_tuned_w24),
         ours!("W24", "shared memory", Bytes, CopiesRig::new(), memory::copies),
+        in_c!("W25", "C tuned", 1, Rig::new(), c_tuned_w1),
+        ours!("W25", "loop", Bytes, DatagramsRig::new(false), loops::datagrams),
+        ours!("W25", "loop, SRD", Bytes, DatagramsRig::new(true), loops::datagrams),
     ];
     contenders.extend(pool!("W21-64", 64));
     contenders.extend(pool!("W21-1000", 1000));

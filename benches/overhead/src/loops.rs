@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use ibverbs::channel::DatagramsBuilder;
+use ibverbs::queue_pair::SrdOptions;
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain,
-    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, TransportError,
-    TransportResult,
+    AccessFlags, BufferPool, ChannelId, DatagramDestination, Ended, Loop, PooledBuffer,
+    ProtectionDomain, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
+    TransportError, TransportResult,
 };
 
+use crate::rails::install;
 use crate::rig::{DEPTH, LENGTH, PAGE, READS, WINDOW, WINDOW_OPERATIONS, context, full};
 
 pub(crate) struct SendsRig {
@@ -41,6 +44,48 @@ pub(crate) fn make<B>(
     let channels: Vec<_> = (0..channels).map(&mut add).collect();
     let channel = channels[channels.len() / 2];
     (of, channel, domain)
+}
+
+/// A loop with a datagram end, which sends to itself.
+pub(crate) struct DatagramsRig {
+    of: Loop<'static, PooledBuffer>,
+    end: ChannelId,
+    itself: DatagramDestination,
+    pool: BufferPool,
+}
+
+impl DatagramsRig {
+    pub(crate) fn new(srd: bool) -> Self {
+        install();
+        let context = context();
+        let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
+        let mut of = Loop::new(&context, 2 * DEPTH).expect("a completion queue");
+        let builder = DatagramsBuilder::new(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH);
+        let builder = if srd { builder.srd(SrdOptions::new()) } else { builder };
+        let end = of.add_datagrams(builder).expect("an end");
+        let itself = of.endpoint(end).expect("it is there");
+        let itself = of.destination(end, &itself).expect("a path");
+        let pool = BufferPool::new(&domain, LENGTH, WINDOW, AccessFlags::empty()).expect("a pool");
+        let mut rig = Self { of, end, itself, pool };
+        // The first makes the address handle.
+        datagrams(&mut rig, 1).expect("it works");
+        rig
+    }
+}
+
+/// One datagram after the other.
+#[inline(never)]
+pub(crate) fn datagrams(rig: &mut DatagramsRig, operations: u64) -> TransportResult<u64> {
+    let DatagramsRig { of, end, itself, pool } = rig;
+    let mut buffer = full(pool, LENGTH).ok_or(TransportError::UnknownWork)?;
+    let mut sum = 0;
+    for _ in 0..operations {
+        of.send_to(*end, buffer, itself, 0)?;
+        let ended = next(of)?;
+        sum += u64::from(ended.result()?.byte_len());
+        buffer = ended.buffer;
+    }
+    Ok(sum)
 }
 
 /// Polls until an operation ends.

@@ -1,5 +1,6 @@
 //! A write of many parts over two devices with two queue pairs each: `ibverbs-rails`, and in C.
 
+use std::ffi::{c_int, c_void};
 use std::net::{TcpListener, TcpStream};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -7,7 +8,8 @@ use std::time::Instant;
 
 use ibverbs::provider::{self, DirectVerbs, Hooks};
 use ibverbs::{
-    AccessFlags, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, Rc, SharedMemoryRegion,
+    AccessFlags, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, Rc,
+    SharedMemoryRegion, ffi,
 };
 use ibverbs_function_device::{Builder, FunctionDevice};
 use ibverbs_rails::{Event, PeerId, Rails, RailsError, Transfer};
@@ -39,11 +41,44 @@ static HOOKS: Hooks = Hooks {
     attend: |_| None,
     rest: |_| true,
     is_ended: |_| false,
-    direct: DirectVerbs::NONE,
+    direct: DirectVerbs { efa_query_device, efa_create_qp, ..DirectVerbs::NONE },
     manager_open: || None,
     manager_write: |_, _, _| None,
     manager_close: |_| {},
 };
+
+/// The lean devices are those of EFA too: their datagrams go by the extended interface then.
+unsafe fn efa_query_device(_: *mut ffi::ibv_context, attr: *mut c_void) -> Option<c_int> {
+    let all = ffi::efadv_device_attr {
+        max_sq_wr: 4096,
+        max_rq_wr: 4096,
+        max_sq_sge: 2,
+        max_rq_sge: 2,
+        inline_buf_size: 32,
+        ..Default::default()
+    };
+    // SAFETY: by the hook's contract it is such a struct.
+    unsafe { attr.cast::<ffi::efadv_device_attr>().write(all) };
+    Some(0)
+}
+
+unsafe fn efa_create_qp(
+    context: *mut ffi::ibv_context,
+    attr: *mut ffi::ibv_qp_init_attr_ex,
+    _: *mut c_void,
+) -> Option<*mut ffi::ibv_qp> {
+    // SAFETY: by the hook's contract both are as for the verb.
+    unsafe {
+        (*attr).qp_type = ffi::ibv_qp_type::IBV_QPT_UD;
+        Some(ffi::ibv_create_qp_ex(context, attr))
+    }
+}
+
+/// Installs the hooks of the devices.
+pub(crate) fn install() {
+    // SAFETY: the devices live as long as the process, and nothing else is answered.
+    assert!(unsafe { provider::install(&HOOKS) }, "the only provider");
+}
 
 /// Two sides. Fields are dropped in order.
 pub(crate) struct RailsRig {
@@ -61,8 +96,7 @@ impl RailsRig {
         let held = 2 * 64 * LANES as u32;
         let device = || Builder::lean().held_receives(held).build();
         let devices = DEVICES.get_or_init(|| std::array::from_fn(|_| device()));
-        // SAFETY: the devices live as long as the process, and nothing else is answered.
-        assert!(unsafe { provider::install(&HOOKS) }, "the only provider");
+        install();
         let names = devices.each_ref().map(|device| device.context().name().to_owned());
         let build = || {
             let builder = names.iter().fold(Rails::builder(), |rails, name| rails.device(name));
