@@ -286,7 +286,7 @@ mod tests {
     fn each_error_says_what_it_is() {
         for (error, part, kind) in [
             (ConnectionError::TimedOut, "time", ErrorKind::TimedOut),
-            (ConnectionError::NoAddress(-libc::ENODEV), "No such device", ErrorKind::NotFound),
+            (ConnectionError::NoAddress(-libc::ENODEV), "reaches the address", ErrorKind::NotFound),
             (ConnectionError::NoRoute(-libc::ENETUNREACH), "no path", ErrorKind::Unreachable),
             (
                 ConnectionError::Unreachable(-libc::ETIMEDOUT),
