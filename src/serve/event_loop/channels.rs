@@ -80,10 +80,11 @@ impl<'res, B> Loop<'res, B> {
         if self.table.entry(channel).is_none() {
             return Err(unknown(VERB));
         }
+        let is_end = self.members.is_end(channel);
         let Some(link) = &mut self.members.links[channel.index()] else {
             return Err(self.without_link(channel, VERB));
         };
-        let reason = match self.members.datagrams.contains_key(&channel) {
+        let reason = match is_end {
             true => "a datagram end has no peer: send_to names one",
             false => "the channel is connected",
         };

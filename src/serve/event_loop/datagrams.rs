@@ -8,7 +8,7 @@ use std::task::Waker;
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
 use super::members::unknown;
-use super::slots::{State, index_of, no_memory};
+use super::slots::{State, index_of};
 use crate::base::error::{Error, Result, StateError};
 use crate::channel::Channel;
 use crate::channel::DatagramsBuilder;
@@ -53,12 +53,12 @@ impl<'res, B> Loop<'res, B> {
         channel: Channel<'res>,
         end: DatagramEnd<'res>,
     ) -> Result<ChannelId, StateError<Channel<'res>>> {
-        if self.members.datagrams.try_reserve(1).is_err() {
-            return Err(StateError::new(channel, no_memory()));
+        if let Err(error) = self.members.reserve_end() {
+            return Err(StateError::new(channel, error));
         }
         let id = self.add(channel)?;
         self.table.cold[id.index()].survives_failures = end.at.kind.survives_failures();
-        self.members.datagrams.insert(id, end);
+        self.members.add_end(id.index(), Box::new(end));
         Ok(id)
     }
 
@@ -192,13 +192,16 @@ impl<'res, B> Loop<'res, B> {
     }
 
     pub(crate) fn datagram_end(&mut self, id: ChannelId) -> Option<&mut DatagramEnd<'res>> {
-        self.members.datagrams.get_mut(&id)
+        self.table.entry(id)?;
+        self.members.datagrams.get_mut(id.index())?.as_deref_mut()
     }
 
     fn known_end(&self, id: ChannelId, verb: &'static str) -> Result<&DatagramPort<'res>> {
         let reason = "the loop has no such datagram end (any more)";
-        let end = self.members.datagrams.get(&id);
-        end.map(|end| &*end.at).ok_or_else(|| Error::invalid(verb, reason))
+        let end = self.table.entry(id).and(self.members.datagrams.get(id.index()));
+        end.and_then(Option::as_deref)
+            .map(|end| &*end.at)
+            .ok_or_else(|| Error::invalid(verb, reason))
     }
 
     fn known_link(&mut self, id: ChannelId, verb: &'static str) -> Result<&mut Link<'res>> {

@@ -29,7 +29,7 @@ pub(crate) struct PendingDestroy<'res> {
     pub(super) is_in_flight: bool,
     /// It takes shared receives.
     pub(super) shares: bool,
-    pub(super) datagrams: Option<DatagramEnd<'res>>,
+    pub(super) datagrams: Option<Box<DatagramEnd<'res>>>,
 }
 
 pub(crate) struct Destroyed {
@@ -233,13 +233,13 @@ impl<'res, B> Loop<'res, B> {
     }
 
     fn begin_destroy(&mut self, index: usize, link: Link<'res>) -> PendingDestroy<'res> {
-        let id = self.retire(index);
+        self.retire(index);
         let table = &mut self.table;
         // Destroying the queue pair changes the core.
         table.cold[index].core = None;
         let slots = table.entries[index].slots();
         let (is_in_flight, shares) = (table.in_flight(slots) > 0, table.cold[index].shares);
-        let datagrams = self.members.datagrams.remove(&id);
+        let datagrams = self.members.datagrams.get_mut(index).and_then(Option::take);
         PendingDestroy { index, link, is_in_flight, shares, datagrams }
     }
 

@@ -1,6 +1,5 @@
 //! The places of a loop, and the channels that have them.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +15,8 @@ pub(super) struct Members<'res> {
     /// Indexed by channel.
     pub(super) links: Vec<Option<Link<'res>>>,
     pub(super) shared: Vec<(ChannelId, Arc<SharedReceiveQueue<'res>>)>,
-    pub(super) datagrams: HashMap<ChannelId, DatagramEnd<'res>>,
+    /// Indexed by channel. There are none beyond the last one.
+    pub(super) datagrams: Vec<Option<Box<DatagramEnd<'res>>>>,
     /// Completions that the queue holds. `room` are not reserved.
     pub(super) capacity: u32,
     pub(super) room: u32,
@@ -36,6 +36,26 @@ impl<'res> Members<'res> {
         let (links, shared, datagrams, retired, free, gaps) = Default::default();
         let (room, empty_polls, gone) = (capacity, 0, Vec::new());
         Self { links, shared, datagrams, capacity, room, empty_polls, gone, retired, free, gaps }
+    }
+
+    /// # Errors
+    ///
+    ///  - `ENOMEM`
+    pub(super) fn reserve_end(&mut self) -> Result<()> {
+        let most = self.links.len() + 1;
+        let more = most.saturating_sub(self.datagrams.len());
+        self.datagrams.try_reserve(more).map_err(|_| no_memory())
+    }
+
+    /// [`reserve_end`](Self::reserve_end) has reserved memory.
+    pub(super) fn add_end(&mut self, index: usize, end: Box<DatagramEnd<'res>>) {
+        let len = self.datagrams.len().max(index + 1);
+        self.datagrams.resize_with(len, || None);
+        self.datagrams[index] = Some(end);
+    }
+
+    pub(super) fn is_end(&self, channel: ChannelId) -> bool {
+        self.datagrams.get(channel.index()).is_some_and(Option::is_some)
     }
 
     pub(super) fn shared_receives(

@@ -196,7 +196,7 @@ impl<B> Loop<'_, B> {
                 buffer,
             );
         }
-        let error = match self.members.datagrams.contains_key(&channel) {
+        let error = match self.members.is_end(channel) {
             true => explain(R::Operation::VERB, returned),
             false => ffi::failed(R::Operation::VERB, returned).into(),
         };

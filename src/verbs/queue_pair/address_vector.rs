@@ -1,5 +1,7 @@
 //! Paths to peers.
 
+use std::hash::{Hash, Hasher};
+
 use super::endpoint::QueuePairEndpoint;
 use super::global_route_header::GlobalRouteHeader;
 use crate::base::c_enum::setters;
@@ -35,7 +37,7 @@ use crate::verbs::settings::{FlowLabel, ServiceLevel, StaticRate};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_ah_attr")]
 #[doc(alias = "ibv_global_route")]
 #[must_use]
@@ -48,13 +50,25 @@ pub struct AddressVector {
     route: Option<GlobalRoute>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct GlobalRoute {
     gid: Gid,
     source_gid_index: u8,
     flow_label: FlowLabel,
     traffic_class: u8,
     hop_limit: u8,
+}
+
+/// In two writes, not one for each field: each send of a datagram looks for the address handle of its path.
+impl Hash for AddressVector {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let &Self { lid, port, source_path_bits, route, .. } = self;
+        let gid = route.map_or(Gid::ZERO, |route| route.gid);
+        let index = route.map_or(0, |route| route.source_gid_index);
+        let [low, high] = lid.to_ne_bytes();
+        state.write_u128(u128::from_ne_bytes(gid.to_bytes()));
+        state.write_u64(u64::from_ne_bytes([low, high, port, source_path_bits, index, 0, 0, 0]));
+    }
 }
 
 impl AddressVector {
