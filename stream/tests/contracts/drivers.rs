@@ -267,6 +267,33 @@ fn a_task_outside_of_tokio_is_served() {
     nothing_is_left(&hosts);
 }
 
+/// Another executor polls a task within the context of a runtime, as `Runtime::enter` allows: the task stays when the
+/// runtime ends.
+#[test]
+fn a_task_of_another_executor_outlives_the_runtime_that_serves_it() {
+    let hosts = [Host::new(), Host::new()];
+    let (mut one, mut two) = runtime().block_on(ends(pair(&hosts[0].hub, &hosts[1].hub)));
+    let serves = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (waits, has_waited) = std::sync::mpsc::channel();
+    let context = serves.handle().clone();
+    let reads = thread::spawn(move || {
+        let _entered = context.enter();
+        let mut reading = Box::pin(async move { two.read_u8().await });
+        let first = block_on(poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx).is_pending())));
+        waits.send(first).unwrap();
+        block_on(reading).unwrap()
+    });
+    assert!(has_waited.recv().unwrap());
+    // The thread sleeps, or is about to: both end.
+    thread::sleep(Duration::from_millis(20));
+    drop(serves);
+    block_on(async {
+        one.write_u8(7).await.unwrap();
+        one.flush().await.unwrap();
+    });
+    assert_eq!(reads.join().unwrap(), 7);
+}
+
 fn nothing_is_left(hosts: &[Host]) {
     let until = soon();
     while hosts.iter().any(|host| host.hub.stats().connections > 0) {
