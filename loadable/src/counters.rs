@@ -74,7 +74,7 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// `None`: nobody has made files.
+    /// `None` if `run` has made no folder for counters.
     pub(crate) fn new(devices: &'static [Device]) -> Option<Self> {
         let class = PathBuf::from(std::env::var_os("IBVERBS_SOFTWARE_SYSFS")?);
         let ports = devices.iter().flat_map(|device| {

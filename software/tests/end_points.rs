@@ -128,6 +128,7 @@ fn an_srd_end_of_a_loop_sends_writes_and_reads() {
         let at = |n: usize| part(window.remote(), n * LEN, length);
         let own = &mut sides[0].event_loop;
         let send = SendWorkRequest::new(message).immediate(n as u32);
+        let send = if length == 1 { send.inline() } else { send };
         own.send_to(one, send, &to, n as u64).unwrap();
         own.post_to(one, WriteWorkRequest::new(first, at(2 * n)), &to, 100 + n as u64).unwrap();
         let write = WriteWorkRequest::new(second, at(2 * n + 1)).immediate(1000 + n as u32);

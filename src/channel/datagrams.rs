@@ -616,15 +616,17 @@ mod extended {
             count => unsafe { std::slice::from_raw_parts(request.sg_list, count as usize) },
         };
         let is_inline = request.send_flags & INLINE != 0;
+        let bytes = |piece: &ffi::ibv_sge| ffi::ibv_data_buf {
+            addr: std::ptr::with_exposed_provenance_mut(piece.addr as usize),
+            length: piece.length as usize,
+        };
+        // One piece needs no memory.
         let mut parts = Vec::new();
-        if is_inline {
+        if is_inline && list.len() != 1 {
             if parts.try_reserve_exact(list.len()).is_err() {
                 return libc::ENOMEM;
             }
-            parts.extend(list.iter().map(|piece| ffi::ibv_data_buf {
-                addr: std::ptr::with_exposed_provenance_mut(piece.addr as usize),
-                length: piece.length as usize,
-            }));
+            parts.extend(list.iter().map(bytes));
         }
         // SAFETY: as above; the batch is completed or aborted.
         unsafe {
@@ -634,9 +636,15 @@ mod extended {
             let begun = begin(raw, request).and_then(|()| to_peer(raw, peer));
             let set = match begun {
                 None => None,
-                Some(()) if is_inline => {
-                    (*raw).wr_set_inline_data_list.map(|set| set(raw, parts.len(), parts.as_ptr()))
-                }
+                Some(()) if is_inline => match list {
+                    [one] => {
+                        let one = bytes(one);
+                        (*raw).wr_set_inline_data.map(|set| set(raw, one.addr, one.length))
+                    }
+                    _ => (*raw)
+                        .wr_set_inline_data_list
+                        .map(|set| set(raw, parts.len(), parts.as_ptr())),
+                },
                 Some(()) => data(raw, list),
             };
             if set.is_none() {

@@ -175,7 +175,7 @@ pub async fn run(
                     Ok(accepted) => accepted,
                     Err(error) => {
                         eprintln!("{error}");
-                        // Too many files are open, for one: sessions that end close theirs, and whoever stops is heard.
+                        // Too many files may be open. Accept again when a session has ended, unless the server is stopped.
                         tokio::select! {
                             Some(_) = sessions.join_next() => {}
                             () = tokio::time::sleep(PAUSE) => {}

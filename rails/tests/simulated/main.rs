@@ -74,7 +74,7 @@ fn more_rails_are_faster() {
     }
 }
 
-/// Both sides' memory is somebody else's: a memfd, of which a part is registered.
+/// Both sides register parts of memfds, which rails have not allocated.
 #[test]
 fn memory_that_is_there_goes_over_all_rails() {
     const LEN: usize = 4 << 20;

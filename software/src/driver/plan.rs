@@ -179,7 +179,7 @@ mod tests {
         }
     }
 
-    /// In every state somebody receives each packet in the end: the thread listens, or a helper does, or it looks soon.
+    /// In every state each packet is received in the end: by the device's thread, by a helper, or at the next look.
     #[test]
     fn somebody_always_receives() {
         let all =
