@@ -2,7 +2,8 @@
 //! `cargo run --release -p ibverbs-stream --features tokio --example between_processes [ROUNDS [ROW..]]`.
 //!
 //! The other process is this program once more. Each round runs every row over both, one after the other, so that what else the
-//! machine does hits both. A row has the medians of the times, that of the ratios, and between which values half of the ratios are.
+//! machine does hits both. A row has the medians of the times, that of the ratios, and between which values half of the ratios are;
+//! then the medians of this process's processor time, of all its threads, in the program and in the kernel.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use std::{env, mem};
 
 use ibverbs_stream::{Hub, Listener, Stream};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -40,10 +42,26 @@ fn work(row: usize) -> (u32, usize, bool) {
     }
 }
 
+/// The time, and the processor's time of this process.
+struct Clocks(Instant, Duration);
+
+impl Clocks {
+    fn now() -> Self {
+        let used = clock_gettime(ClockId::ProcessCPUTime);
+        Self(Instant::now(), Duration::new(used.tv_sec as u64, used.tv_nsec as u32))
+    }
+
+    /// Returns both in microseconds, for each of so many operations.
+    fn since(&self, count: u32) -> [f64; 2] {
+        let Self(now, used) = Self::now();
+        [now - self.0, used - self.1].map(|time| time.as_secs_f64() * 1e6 / f64::from(count))
+    }
+}
+
 /// This side begins.
-fn asks(mut stream: impl Read + Write, row: usize) -> Result<Duration> {
+fn asks(mut stream: impl Read + Write, row: usize) -> Result<[f64; 2]> {
     let (count, size, and_back) = work(row);
-    let (mut bytes, start) = (vec![7; size], Instant::now());
+    let (mut bytes, start) = (vec![7; size], Clocks::now());
     for _ in 0..count {
         stream.write_all(&bytes)?;
         if and_back {
@@ -54,7 +72,7 @@ fn asks(mut stream: impl Read + Write, row: usize) -> Result<Duration> {
         stream.flush()?;
         stream.read_exact(&mut [0])?;
     }
-    Ok(start.elapsed() / count)
+    Ok(start.since(count))
 }
 
 fn answers(mut stream: impl Read + Write, row: usize) -> Result<()> {
@@ -78,9 +96,9 @@ fn answers(mut stream: impl Read + Write, row: usize) -> Result<()> {
 async fn asks_as_task(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     row: usize,
-) -> Result<Duration> {
+) -> Result<[f64; 2]> {
     let (count, size, and_back) = work(row);
-    let (mut bytes, start) = (vec![7; size], Instant::now());
+    let (mut bytes, start) = (vec![7; size], Clocks::now());
     for _ in 0..count {
         stream.write_all(&bytes).await?;
         if and_back {
@@ -91,7 +109,7 @@ async fn asks_as_task(
         stream.flush().await?;
         stream.read_exact(&mut [0]).await?;
     }
-    Ok(start.elapsed() / count)
+    Ok(start.since(count))
 }
 
 async fn answers_as_task(
@@ -164,7 +182,7 @@ fn child() -> Result<()> {
     Ok(())
 }
 
-fn ask(hub: &Hub, row: usize, address: &str, over_rdma: bool) -> Result<Duration> {
+fn ask(hub: &Hub, row: usize, address: &str, over_rdma: bool) -> Result<[f64; 2]> {
     if row.is_multiple_of(2) {
         if over_rdma {
             let deadline = Instant::now() + Duration::from_secs(10);
@@ -211,29 +229,36 @@ fn main() -> Result<()> {
                 let mut address = String::new();
                 output.read_line(&mut address)?;
                 let hub = hub(&device)?;
-                times.push(ask(&hub, row, address.trim(), over_rdma)?.as_secs_f64() * 1e6);
+                times.push(ask(&hub, row, address.trim(), over_rdma)?);
             }
         }
     }
     drop(input);
     other.wait()?;
-    println!("| two processes | us | TCP | ratio | half of them |\n|---|---:|---:|---:|---:|");
+    println!(
+        "| two processes | us | TCP | ratio | half of them | client's processor | TCP |\n\
+         |---|---:|---:|---:|---:|---:|---:|"
+    );
     for row in rows {
         let [ours, theirs] = mem::take(&mut times[row]);
-        let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
-        let [ours, theirs, ratios] = [ours, theirs, ratios].map(|mut all: Vec<f64>| {
+        let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours[0] / theirs[0]).collect();
+        let part = |all: &[[f64; 2]], which: usize| all.iter().map(|times| times[which]).collect();
+        let columns = [part(&ours, 0), part(&theirs, 0), ratios, part(&ours, 1), part(&theirs, 1)];
+        let [ours, theirs, ratios, used, theirs_used] = columns.map(|mut all: Vec<f64>| {
             all.sort_by(f64::total_cmp);
             all
         });
         let at = |all: &[f64], part: usize| all[part * (all.len() - 1) / 4];
         println!(
-            "| {} | {:.1} | {:.1} | {:.2} | {:.2} to {:.2} |",
+            "| {} | {:.2} | {:.2} | {:.2} | {:.2} to {:.2} | {:.2} | {:.2} |",
             ROWS[row],
             at(&ours, 2),
             at(&theirs, 2),
             at(&ratios, 2),
             at(&ratios, 1),
-            at(&ratios, 3)
+            at(&ratios, 3),
+            at(&used, 2),
+            at(&theirs_used, 2)
         );
     }
     Ok(())

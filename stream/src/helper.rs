@@ -12,11 +12,11 @@ use crate::drivers::{is_clock_real, now};
 use crate::hub::Inner;
 use crate::state::TURN;
 
-/// How often the helper looks whether others drive the hub.
-const LOOK: Duration = Duration::from_millis(5);
+/// How often the helper looks whether others drive the hub. A thread's last write may wait for twice as long.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// After so many looks at which nothing was owed, the helper ends.
-const IDLE_LOOKS: u32 = 200;
+const IDLE_LOOKS: u32 = 1000;
 
 impl Inner {
     /// Starts the helper, after [`State::takes_helper`]. If there is no thread to be had, the next caller tries again.

@@ -131,8 +131,8 @@ impl Hub {
         self.inner.waker.wake();
     }
 
-    /// Drives the hub on this thread, until it is [stopped](Self::stop). Then writes are gathered while earlier ones are in
-    /// flight, and streams that are dropped linger without their threads.
+    /// Drives the hub on this thread, until it is [stopped](Self::stop). Then what was gathered goes as soon as what was in flight
+    /// has arrived, though no other thread makes a call, and streams that are dropped linger without their threads.
     ///
     /// # Errors
     ///

@@ -415,9 +415,9 @@ impl State {
         self.member(id).ok_or(StreamError::Aborted)?.conn.flush()
     }
 
-    /// Whether nothing is gathered.
-    pub(crate) fn is_flushed(&mut self, id: ChannelId) -> bool {
-        self.member(id).is_none_or(|member| !member.conn.has_tail())
+    /// Whether what was written waits for what is in flight.
+    pub(crate) fn has_gathered(&mut self, id: ChannelId) -> bool {
+        self.member(id).is_some_and(|member| member.conn.has_tail())
     }
 
     pub(crate) fn read(&mut self, id: ChannelId) -> Result<Read<PooledBuffer>, StreamError> {

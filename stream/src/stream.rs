@@ -282,7 +282,7 @@ pub struct WriteHalf {
 ///
 /// | | as with TCP, but |
 /// |---|---|
-/// | [`write`](Write::write) | its bytes go on their way before it returns, unless something [runs](Hub::run) the hub, or a timeout passes: then they go without another call |
+/// | [`write`](Write::write) | while earlier bytes are in flight, what is written is gathered, and goes when these have arrived, or fill a message: without another call, but up to some 2 ms later if the program makes none. [`flush`](Write::flush) and [`set_nodelay`](Self::set_nodelay) have it go at once |
 /// | [`shutdown`](Self::shutdown) | returns when the peer's device has everything that was written; for a peer that does not read, `TimedOut` after [`linger`](crate::HubBuilder::linger) |
 /// | drop | brings what was written to the peer, for [`linger`](crate::HubBuilder::linger) at most; with something unread, the peer gets `ConnectionReset` |
 /// | failure | all that has arrived before is read first; then each call fails, and no failure looks like the end of the stream |
@@ -622,16 +622,14 @@ impl Writer {
             return Ok(0);
         }
         let Handle { hub, id, .. } = &*self.handle;
-        let deadline = self.until();
-        let (written, is_sent) = hub.wait(deadline, |state| {
-            let Some(written) = state.write(*id, &mut Cursor::new(from))? else { return Ok(None) };
-            Ok(Some((written, state.drivers.runs > 0 || state.is_flushed(*id))))
-        })?;
-        if !is_sent {
-            // Taken bytes count as written, whatever becomes of them: the helper sends the rest.
-            let _ = self.flush_until(deadline);
-        }
-        Ok(written)
+        hub.wait(self.until(), |state| {
+            let written = state.write(*id, &mut Cursor::new(from))?;
+            if state.drivers.runs == 0 && written.is_some() && state.has_gathered(*id) {
+                // Nobody else may have polled for what was in flight.
+                state.turn();
+            }
+            Ok(written)
+        })
     }
 }
 

@@ -259,6 +259,49 @@ fn a_hub_that_is_run_gathers_small_writes() {
     assert!(matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted));
 }
 
+#[test]
+fn small_writes_of_a_thread_are_gathered_and_arrive_without_another_call() {
+    let hosts = [Host::new(), Host::new()];
+    let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+    let all = data(64 * 2000);
+    thread::scope(|threads| {
+        let (has_written, comes) = std::sync::mpsc::channel();
+        let all = &all;
+        let reads = threads.spawn(move || {
+            let mut got = vec![0; all.len()];
+            two.read_exact(&mut got).unwrap();
+            assert!(got == *all);
+            // This thread has made no call since its last write, and the stream is there.
+            has_written.send(two).unwrap();
+        });
+        for piece in all.chunks(64) {
+            one.write_all(piece).unwrap();
+        }
+        let two = comes.recv_timeout(super::PATIENCE).expect("the last bytes never arrive");
+        reads.join().unwrap();
+        drop((one, two));
+    });
+    let messages = hosts[0].hub.stats().messages;
+    assert!(messages < 1000, "2000 writes are {messages} messages");
+}
+
+/// What was in flight has arrived, though nobody has polled since: a later write is not held back for it.
+#[test]
+fn a_thread_that_writes_now_and_then_has_each_write_sent_at_once() {
+    let hosts = [Host::new(), Host::new()];
+    let (mut one, mut two) = pair(&hosts[0], &hosts[1]);
+    let received = || hosts[0].device.counters().packets_received;
+    let before = received();
+    one.write_all(b"1").unwrap();
+    two.read_exact(&mut [0]).unwrap();
+    while received() == before {
+        thread::yield_now();
+    }
+    one.write_all(b"2").unwrap();
+    assert_eq!(hosts[0].hub.stats().messages, 2);
+    two.read_exact(&mut [0]).unwrap();
+}
+
 /// Threads share a `TcpStream` in an `Arc` in the same way.
 #[test]
 fn two_threads_share_a_stream_by_reference() {
