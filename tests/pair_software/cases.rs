@@ -209,7 +209,7 @@ pub(crate) fn run(table: &str, loss: u32, part: u32) {
     // SAFETY: a plain system call.
     assert_ne!(unsafe { libc::geteuid() }, 0, "not as root");
     let gids = KERNEL.map(|address| kernel.gid_index(gid(address.parse().unwrap())).unwrap());
-    let (mut passed, mut failed) = (0, 0);
+    let (mut passed, mut failed) = (0, Vec::new());
     // Only here is an interface with a route for groups.
     if loss == 0 {
         let contexts = [SOFTWARE[1], SECOND].map(|address| {
@@ -253,11 +253,12 @@ pub(crate) fn run(table: &str, loss: u32, part: u32) {
             Err(error) => {
                 println!("FAILED: {name}: {error} ({seconds:.2} s, {counters:?})");
                 println!("{}", kernel.kill());
-                failed += 1;
+                failed.push(format!("{name}: {error}").replace('\n', "; "));
             }
         }
     }
-    let verdict = if failed == 0 { "passed" } else { "failed" };
-    let count = passed + failed;
-    report(&format!("{verdict}: {passed} of {count} at a loss of {loss} %"));
+    let verdict = if failed.is_empty() { "passed" } else { "failed" };
+    let count = passed + failed.len();
+    let failed = failed.join(" | ");
+    report(&format!("{verdict}: {passed} of {count} at a loss of {loss} % {failed}"));
 }

@@ -46,8 +46,15 @@ fn bash(command: &str, here: &str) -> Command {
 }
 
 fn succeeded(ours: &Output) -> Result<()> {
-    let output = String::from_utf8_lossy(&ours.stderr);
-    if ours.status.success() { Ok(()) } else { Err(format!("{}: {output}", ours.status).into()) }
+    if ours.status.success() {
+        return Ok(());
+    }
+    Err(format!("{}: {}", ours.status, said(ours)).into())
+}
+
+/// What a program printed, on both of its outputs: each of them tells of failures on another one.
+fn said(ours: &Output) -> String {
+    [&ours.stdout, &ours.stderr].map(|it| String::from_utf8_lossy(it)).concat()
 }
 
 /// A server and a client that meet by librdmacm. In what follows the name, `@` is the server's address, and `[@]` that in
@@ -102,9 +109,7 @@ impl Managed {
             until_it_listens(|| {
                 let ours = bash(&client, here).output()?;
                 succeeded(&ours)?;
-                Ok([ours.stdout, ours.stderr]
-                    .map(|it| String::from_utf8_lossy(&it).into_owned())
-                    .concat())
+                Ok(said(&ours))
             })?;
             if self.is_ours {
                 kernel.kill();
@@ -116,17 +121,19 @@ impl Managed {
     }
 }
 
-/// Runs a client again while it is refused: its server may not listen yet.
+/// Runs a client again while it is refused: its server may not listen yet. Where nobody listens, a connection is rejected, and
+/// the address of a datagram end is unreachable.
 fn until_it_listens(mut client: impl FnMut() -> Result<String>) -> Result<()> {
     let start = Instant::now();
     loop {
-        let said = match client() {
-            Ok(said) if !said.contains("REJECTED") => return Ok(()),
-            Ok(said) => said,
-            Err(error) => error.to_string(),
+        let (succeeded, said) = match client() {
+            Ok(said) => (true, said),
+            Err(error) => (false, error.to_string()),
         };
-        let is_refused = said.contains("REJECTED") || said.contains("Rejected");
-        if !is_refused || start.elapsed() > PATIENCE {
+        let is_refused = ["REJECTED", "Rejected", "UNREACHABLE"].iter().any(|it| said.contains(it));
+        if !is_refused && succeeded {
+            return Ok(());
+        } else if !is_refused || start.elapsed() > PATIENCE {
             return Err(said.into());
         }
     }
