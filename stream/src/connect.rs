@@ -391,7 +391,8 @@ impl Listener {
         deadline: Option<Instant>,
         has_failed: bool,
     ) -> io::Result<()> {
-        let accepts = clients.len() < AT_A_TIME && !has_failed;
+        let is_crowded = clients.len() == AT_A_TIME;
+        let accepts = !is_crowded && !has_failed;
         let acceptor = accepts.then(|| PollFd::from_borrowed_fd(acceptor.as_fd(), PollFlags::IN));
         let mut files: Vec<_> =
             acceptor.into_iter().chain(clients.iter().filter_map(Client::file)).collect();
@@ -403,7 +404,7 @@ impl Listener {
             .and_then(|first| clients[..first].iter().map(|earlier| earlier.since + ORDER).max());
         // The acceptor is asked again soon, if it has failed.
         let again = has_failed.then(|| now + ORDER);
-        let give_up = waits.map(|client| client.give_up(!accepts));
+        let give_up = waits.map(|client| client.give_up(is_crowded));
         let give_up = give_up.chain(deadline).chain(in_order).chain(again).min();
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(ErrorKind::WouldBlock.into());

@@ -17,7 +17,7 @@
 //!
 //! What a stream [owes](crate::conn::Conn::owes) (bytes that were accepted, an end, credits) needs no call of the program, like
 //! the kernel's part of TCP. The thread that releases the lock and leaves something owed starts the helper, unless a thread waits
-//! in a call. Any driver may turn out not to be polled, so the helper looks every few milliseconds whether anybody has polled; if
+//! in a call. Any driver may turn out not to be polled, so the helper looks every millisecond whether anybody has polled; if
 //! not, it drives until somebody does. It holds the hub, so that streams linger though the program has dropped all that it had.
 //!
 //! In a simulation, where tokio's clock is not the system's, there is no helper: a thread would make each run another one.
@@ -27,7 +27,11 @@ use std::time::Instant;
 #[cfg(feature = "tokio")]
 use ::tokio::runtime;
 
-#[derive(Default)]
+/// After so many looks at which nothing was owed, the helper ends.
+const IDLE_LOOKS: u32 = if cfg!(test) { 2 } else { 1000 };
+
+/// Who drives, and what follows from it: without input, output or clock, so that a [test](crate::every_waiter) tries every order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Drivers {
     /// How often anybody has polled.
     pub(crate) turns: u64,
@@ -47,6 +51,7 @@ pub(crate) type RuntimeId = Option<runtime::Id>;
 
 /// A runtime of which a task waits for the hub.
 #[cfg(feature = "tokio")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Runtime {
     id: RuntimeId,
     /// A task drives the hub there; otherwise the helper does.
@@ -73,14 +78,18 @@ impl Drivers {
         is_new
     }
 
-    /// The task of a runtime has ended.
-    pub(crate) fn end(&mut self, id: RuntimeId) {
+    /// The task of a runtime has ended. Returns whether it has served others, which are to be woken: they look who serves them now.
+    #[must_use]
+    pub(crate) fn end(&mut self, id: RuntimeId) -> bool {
+        let before = self.runtimes.len();
         self.runtimes.retain(|runtime| runtime.id != id || !runtime.has_task);
+        self.runtimes.len() < before
     }
 
-    /// Other runtimes have drivers, too.
-    pub(crate) fn are_many(&self) -> bool {
-        self.threads > 0 || self.runtimes.len() > 1
+    /// Whoever drives has polled as much as it may in one turn, and there may be more. Returns whether there are other drivers, which
+    /// it tells of that: it has taken the event, and may not be polled again.
+    pub(crate) fn passes_on(&self) -> bool {
+        self.threads > 0 || self.runtimes.len() + usize::from(self.has_helper) > 1
     }
 
     pub(crate) fn have_outsiders(&self) -> bool {
@@ -92,8 +101,56 @@ impl Drivers {
     }
 }
 
+impl Drivers {
+    /// Whether the hub is to be driven, though the program may make no further call: so many of its streams owe something.
+    pub(crate) fn is_owing(&self, owing: u32, streams: u32) -> bool {
+        owing > 0 || streams > 0 && self.have_outsiders()
+    }
+
+    /// Whether the helper is to be started, if the hub [owes](Self::is_owing) anything.
+    pub(crate) fn lack_helper(&self) -> bool {
+        !self.has_helper && !self.is_simulated && self.threads == 0
+    }
+}
+
+/// What the helper has seen of other drivers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Looks {
+    pub(crate) turns: Option<u64>,
+    pub(crate) idle: u32,
+}
+
+/// What the helper does after a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    Ends,
+    /// Others may drive the hub, or nothing is owed: it looks again soon.
+    Pauses,
+    /// No driver has polled since the last look.
+    Drives,
+}
+
+impl Looks {
+    /// The helper looks how often anybody has polled, and whether the hub owes anything.
+    pub(crate) fn next(&mut self, turns: u64, owes: bool) -> Look {
+        let before = self.turns.replace(turns);
+        self.idle = if owes { 0 } else { self.idle + 1 };
+        if self.idle > IDLE_LOOKS {
+            Look::Ends
+        } else if self.idle == 0 && before == Some(turns) {
+            Look::Drives
+        } else {
+            Look::Pauses
+        }
+    }
+}
+
 #[cfg(not(feature = "tokio"))]
 impl Drivers {
+    pub(crate) fn passes_on(&self) -> bool {
+        self.threads > 0
+    }
+
     pub(crate) fn have_outsiders(&self) -> bool {
         false
     }

@@ -8,15 +8,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::StreamError;
-use crate::drivers::{is_clock_real, now};
+use crate::drivers::{Look, Looks, is_clock_real, now};
 use crate::hub::Inner;
 use crate::state::TURN;
 
 /// How often the helper looks whether others drive the hub. A thread's last write may wait for twice as long.
 const LOOK: Duration = Duration::from_millis(1);
-
-/// After so many looks at which nothing was owed, the helper ends.
-const IDLE_LOOKS: u32 = 1000;
 
 impl Inner {
     /// Starts the helper, after [`State::takes_helper`]. If there is no thread to be had, the next caller tries again.
@@ -48,7 +45,12 @@ impl Inner {
         let count = state.turn();
         let due = state.due(now());
         state.stats.sleeps += u64::from(arms && count < TURN);
-        match state.stopped {
+        let (passes_on, stopped) = (count == TURN && state.drivers.passes_on(), state.stopped);
+        drop(state);
+        if passes_on {
+            self.waker.wake();
+        }
+        match stopped {
             Some(StreamError::Aborted) => Ok(None),
             Some(error) => Err(error),
             None => Ok(Some((count, due))),
@@ -58,24 +60,21 @@ impl Inner {
 
 /// The hub's own thread.
 fn help(hub: &Inner) {
-    let (mut seen, mut idle_looks) = (None, 0);
+    let mut looks = Looks::default();
     loop {
         let mut state = hub.lock();
-        idle_looks = if state.is_owing() { 0 } else { idle_looks + 1 };
-        if idle_looks > IDLE_LOOKS || state.stopped.is_some() {
+        let look = looks.next(state.drivers.turns, state.is_owing());
+        if look == Look::Ends || state.stopped.is_some() {
             state.drivers.has_helper = false;
             return;
         }
-        let turns = state.drivers.turns;
         drop(state);
-        if idle_looks > 0 || seen != Some(turns) {
-            seen = Some(turns);
+        if look == Look::Pauses {
             thread::sleep(LOOK);
             continue;
         }
-        // No driver has polled since the last look.
         let Ok(Some((count, due))) = hub.serve(true, true) else { continue };
-        seen = Some(hub.lock().drivers.turns);
+        looks.turns = Some(hub.lock().drivers.turns);
         if count == TURN {
             continue;
         }

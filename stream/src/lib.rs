@@ -15,6 +15,8 @@ mod drivers;
 mod error;
 #[cfg(test)]
 mod every_order;
+#[cfg(all(test, feature = "tokio"))]
+mod every_waiter;
 mod features;
 mod handshake;
 #[cfg(any(test, fuzzing))]

@@ -539,17 +539,11 @@ impl State {
 
     /// Whether the hub is to be driven, though the program may make no further call.
     pub(crate) fn is_owing(&self) -> bool {
-        self.stopped.is_none()
-            && (self.owing > 0 || self.count > 0 && self.drivers.have_outsiders())
+        self.stopped.is_none() && self.drivers.is_owing(self.owing, self.count)
     }
 
     pub(crate) fn needs_helper(&self) -> bool {
-        let drivers = &self.drivers;
-        self.owing + self.count > 0
-            && !drivers.has_helper
-            && !drivers.is_simulated
-            && drivers.threads == 0
-            && self.is_owing()
+        self.owing + self.count > 0 && self.drivers.lack_helper() && self.is_owing()
     }
 
     /// The caller starts the helper when it has released the lock.

@@ -165,8 +165,9 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let Some(inner) = self.hub.upgrade() else { return };
         let mut state = inner.lock();
-        state.drivers.end(self.id);
-        state.wake_all();
+        if state.drivers.end(self.id) {
+            state.wake_all();
+        }
         if state.drivers.have_tasks() {
             return;
         }
@@ -189,10 +190,6 @@ async fn drive(driver: Driver, files: Files) {
             return;
         };
         if count == TURN || !arms {
-            if count == TURN && inner.lock().drivers.are_many() {
-                // This runtime may not be polled again, and there may be more.
-                inner.waker.wake();
-            }
             drop(inner);
             idle = if count > 0 { 0 } else { idle + 1 };
             ::tokio::task::yield_now().await;
@@ -1213,11 +1210,18 @@ impl Listener {
                 return Poll::Ready(Ok((stream, peer)));
             }
         }
-        // Such as too many open files: those that are connecting come first, and wake the task.
+        // Such as too many open files: those that are connecting come first, and the acceptor is asked again soon.
         match failure {
-            Some(error) if accepting.joins.is_empty() => Poll::Ready(Err(error)),
-            _ => Poll::Pending,
+            Some(error) if accepting.joins.is_empty() => return Poll::Ready(Err(error)),
+            Some(_) => {
+                accepting.patience.as_mut().reset((now() + ORDER).into());
+                if accepting.patience.as_mut().poll(&mut cx).is_ready() {
+                    waker.wake_by_ref();
+                }
+            }
+            None => {}
         }
+        Poll::Pending
     }
 
     #[cfg(any(feature = "axum", feature = "tonic"))]
