@@ -2,6 +2,8 @@
 
 mod drivers;
 mod failures;
+mod few_files;
+mod handshakes;
 mod listeners;
 mod orders;
 mod promises;
