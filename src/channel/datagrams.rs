@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -188,11 +189,12 @@ impl<'res> DatagramsBuilder<'res> {
         let mut in_flight = Vec::new();
         in_flight.try_reserve(sends as usize).map_err(|_| super::error::no_memory())?;
         in_flight.resize(sends as usize, None);
-        let (known, uses, held, spent) = Default::default();
+        let known = HashMap::with_hasher(PathHasher(RandomState::new().hash_one(0)));
+        let (uses, last, held, spent) = Default::default();
         let (kind, endpoint) = (self.kind, link.endpoint());
         let at = Arc::new(DatagramPort { domain, endpoint, kind, port, qkey, gids });
         let most = self.address_handles;
-        let end = DatagramEnd { at, known, uses, most, in_flight, held, spent };
+        let end = DatagramEnd { at, known, uses, last, most, in_flight, held, spent };
         Ok((Channel::connected(link), end))
     }
 }
@@ -217,8 +219,10 @@ pub(crate) struct DatagramPort<'res> {
 pub(crate) struct DatagramEnd<'res> {
     pub(crate) at: Arc<DatagramPort<'res>>,
     /// With the number of the last use.
-    known: HashMap<AddressVector, (Shared<'res>, u64)>,
+    known: HashMap<AddressVector, (Shared<'res>, u64), PathHasher>,
     uses: u64,
+    /// The path that was used last. It is one of the known ones, so replacing it here destroys no handle.
+    last: Option<(AddressVector, Shared<'res>)>,
     most: usize,
     /// By the place of the send. The device may still use it.
     in_flight: Vec<Option<Shared<'res>>>,
@@ -229,6 +233,42 @@ pub(crate) struct DatagramEnd<'res> {
 }
 
 type Shared<'res> = Arc<AddressHandle<'res>>;
+
+/// Each send hashes a path. A peer chooses parts of it, but does not know the number that the hash begins with.
+#[derive(Clone)]
+struct PathHasher(u64);
+
+impl BuildHasher for PathHasher {
+    type Hasher = Self;
+
+    #[inline]
+    fn build_hasher(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl Hasher for PathHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = product as u64 ^ (product >> 64) as u64;
+    }
+
+    #[inline]
+    fn write_u128(&mut self, words: u128) {
+        self.write_u64(words as u64);
+        self.write_u64((words >> 64) as u64);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 /// The transport of a datagram end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -395,10 +435,16 @@ impl<'res> DatagramEnd<'res> {
             let reason = "the path goes through another port than that of the datagram end";
             return Err(Error::invalid("ibv_create_ah", reason));
         }
+        if let Some((last, handle)) = &self.last
+            && last == path
+        {
+            return Ok(Some(handle.clone()));
+        }
         self.uses += 1;
         let known = self.known.get_mut(path);
         Ok(known.map(|(handle, last)| {
             *last = self.uses;
+            self.last = Some((*path, handle.clone()));
             handle.clone()
         }))
     }
@@ -409,15 +455,19 @@ impl<'res> DatagramEnd<'res> {
         path: &AddressVector,
         handle: &Shared<'res>,
     ) -> [Option<Shared<'res>>; 2] {
-        let Self { known, uses, most, .. } = self;
+        let Self { known, uses, last, most, .. } = self;
         let mut oldest = None;
         if known.len() >= *most && !known.contains_key(path) {
             let oldest_path =
                 known.iter().min_by_key(|(_, (_, last))| *last).map(|(path, _)| *path);
             oldest = oldest_path.and_then(|path| known.remove(&path));
         }
+        *last = None;
         let room = known.try_reserve(1).ok();
-        let before = room.and_then(|()| known.insert(*path, (handle.clone(), *uses)));
+        let before = room.and_then(|()| {
+            *last = Some((*path, handle.clone()));
+            known.insert(*path, (handle.clone(), *uses))
+        });
         [oldest, before].map(|replaced| replaced.map(|(handle, _)| handle))
     }
 
