@@ -12,6 +12,7 @@ fn main() {
     println!("cargo::rerun-if-changed=memory.c");
     println!("cargo::rerun-if-changed=rails.c");
     println!("cargo::rerun-if-changed=rpc.c");
+    println!("cargo::rerun-if-changed=senders.c");
     println!("cargo::rerun-if-changed=server.c");
     println!("cargo::rerun-if-env-changed=OVERHEAD_CC");
     let Some(include) = env::var_os("DEP_IBVERBS_BUNDLED_INCLUDE") else {
@@ -33,6 +34,7 @@ fn main() {
         .file("memory.c")
         .file("rails.c")
         .file("rpc.c")
+        .file("senders.c")
         .file("server.c")
         .include(include)
         .opt_level(2)

@@ -30,9 +30,12 @@ contender c_plain_w1, c_plain_w2, c_plain_w3, c_plain_w4, c_plain_w5, c_plain_w5
 contender c_plain_w7, c_plain_w8;
 contender c_tuned_w1, c_tuned_w2, c_tuned_w3, c_tuned_w4, c_tuned_w5, c_tuned_w5_ex;
 contender c_tuned_w7, c_tuned_w8, c_tuned_w13, c_tuned_w17, c_tuned_w18, c_tuned_w19, c_tuned_w22;
-contender c_plain_w21, c_tuned_w21, c_tuned_w24;
+contender c_plain_w21, c_tuned_w21, c_tuned_w24, c_tuned_w26;
 /* The same, of two threads. */
 int64_t c_tuned_w23(struct handles *one, struct handles *two, uint64_t operations);
+
+/* This many threads post, and this one polls. The queue pair's sends are not more than there is room for at a time. */
+int64_t c_senders(struct handles *h, uint32_t threads, uint64_t operations);
 
 /* The event server, W14. It keeps none of the arguments but the objects. NULL: it failed. */
 struct server;

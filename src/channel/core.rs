@@ -75,6 +75,8 @@ unsafe impl Send for Core {}
 //    `credits.peer`, while no send is open that would ask the peer; it reads `destroyed`;
 //  - the holder of the loop changes `unreported.error`, the other cells of `credits`, and `table.open`, when the
 //    connection manager establishes the connection; it reads `destroyed`.
+//
+// A `LoopSender` has the core too. Until the loop has ended it, under its lock, it reads `settings` and `destroyed`.
 unsafe impl Sync for Core {}
 
 static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(0);

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::ptr;
+use std::ptr::NonNull;
 
 use super::error::TransportResult;
 use crate::base::debug::debug;
@@ -217,6 +218,31 @@ impl Templates {
             }
             (*this).receive.sg_list = piece;
         }
+    }
+}
+
+/// [`Templates`] with an owner.
+pub(crate) struct OwnTemplates(NonNull<Templates>);
+
+impl OwnTemplates {
+    pub(crate) fn new() -> Self {
+        let templates = NonNull::from(Box::leak(Box::new(Templates::new())));
+        // SAFETY: the box does not move any more, and only copies of this pointer access it.
+        unsafe { Templates::set_piece_pointers(templates.as_ptr()) };
+        Self(templates)
+    }
+
+    /// Valid while the owner is.
+    #[inline(always)]
+    pub(crate) fn as_ptr(&self) -> *mut Templates {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for OwnTemplates {
+    fn drop(&mut self) {
+        // SAFETY: `new` made it from a box, and nothing uses it any more.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 

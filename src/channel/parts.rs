@@ -11,7 +11,7 @@ pub(crate) use super::dispatch::{BATCH, PollCq, Polled, count, poll_cq_of};
 pub(crate) use super::error::Refused;
 pub(crate) use super::keep_alive::{check_reliable, nowhere};
 pub(crate) use super::link::Link;
-pub(crate) use super::operation::{Limits, Operation, Queue, Target, Templates};
+pub(crate) use super::operation::{Limits, Operation, OwnTemplates, Queue, Target, Templates};
 pub(crate) use super::peer_sign::PeerSign;
 #[cfg(feature = "async")]
 pub(crate) use super::peer_sign::of_socket;

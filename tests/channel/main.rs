@@ -18,6 +18,7 @@ mod loop_detached;
 mod loop_faults;
 mod loop_flow;
 mod loop_posts;
+mod loop_senders;
 mod loop_shared;
 mod loop_waking;
 mod loops;

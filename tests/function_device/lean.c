@@ -1,6 +1,6 @@
 /*
- * The lean data path. Each post pushes its completion, each poll pops; both sides of the ring
- * belong to one thread. Receives complete when posted, so a receive-and-send loop needs no peer.
+ * The lean data path. Each post pushes its completion, each poll pops. One thread at a time does the one, and one the
+ * other. Receives complete when posted, so a receive-and-send loop needs no peer.
  */
 #include "internal.h"
 
@@ -22,7 +22,7 @@ static const uint8_t opcodes[16] = {
 
 static inline bool full(const struct device_cq *cq, uint32_t head)
 {
-	return unlikely(head - cq->tail > cq->mask);
+	return unlikely(head - __atomic_load_n(&cq->tail, __ATOMIC_ACQUIRE) > cq->mask);
 }
 
 /* The other fields of an entry are zero from the start and stay so. */
@@ -63,7 +63,7 @@ static int post_send(struct ibv_qp *ibqp, struct ibv_send_wr *wr, struct ibv_sen
 		push(cq, head++, wr->wr_id, opcodes[wr->opcode & 15],
 		     wr->num_sge ? wr->sg_list->length : 0, ibqp->qp_num);
 	}
-	cq->head = head;
+	__atomic_store_n(&cq->head, head, __ATOMIC_RELEASE);
 	notify(cq);
 	return error;
 }
@@ -161,9 +161,9 @@ static int poll_cq(struct ibv_cq *ibcq, int max, struct ibv_wc *wc)
 	uint32_t tail = cq->tail;
 	int count = 0;
 
-	while (count < max && tail != cq->head)
+	while (count < max && tail != __atomic_load_n(&cq->head, __ATOMIC_ACQUIRE))
 		wc[count++] = cq->ring[tail++ & cq->mask];
-	cq->tail = tail;
+	__atomic_store_n(&cq->tail, tail, __ATOMIC_RELEASE);
 	return count;
 }
 

@@ -149,9 +149,11 @@ contenders!(c_plain_w1 c_plain_w2 c_plain_w3 c_plain_w4 c_plain_w5 c_plain_w5_ex
 contenders!(c_plain_w7 c_plain_w8);
 contenders!(c_tuned_w1 c_tuned_w2 c_tuned_w3 c_tuned_w4 c_tuned_w5 c_tuned_w5_ex);
 contenders!(c_tuned_w7 c_tuned_w8 c_tuned_w13 c_tuned_w17 c_tuned_w18 c_tuned_w19);
-contenders!(c_plain_w21 c_tuned_w21 c_tuned_w22 c_tuned_w24);
+contenders!(c_plain_w21 c_tuned_w21 c_tuned_w22 c_tuned_w24 c_tuned_w26);
 
 unsafe extern "C" {
     /// Runs two threads, each with handles of its own.
     pub(crate) fn c_tuned_w23(one: *mut Handles, two: *mut Handles, operations: u64) -> i64;
+    /// Posts by this many threads, while this one polls.
+    pub(crate) fn c_senders(handles: *mut Handles, threads: u32, operations: u64) -> i64;
 }

@@ -9,16 +9,17 @@ use crate::memory::{CTwoRig, CopiesRig, PoolRig, TwoRig};
 use crate::rails::RailsRig;
 use crate::reactor::{PairRig, ReactorRig, SendRig, SleepingRig};
 use crate::rig::{LENGTH, Rig};
+use crate::senders::SenderRig;
 use crate::server::CRig;
 use crate::server_loop::LoopRig;
 use crate::{
-    c, channel, events, loops, memory, prepared, rails, reactor, rpc, server, server_futures,
-    server_loop, verbs,
+    c, channel, events, loops, memory, prepared, rails, reactor, rpc, senders, server,
+    server_futures, server_loop, verbs,
 };
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W25`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
+    /// `W1` to `W26`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -315,6 +316,8 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W25", "C tuned", 1, Rig::new(), c_tuned_w1),
         ours!("W25", "loop", Bytes, DatagramsRig::new(false), loops::datagrams),
         ours!("W25", "loop, SRD", Bytes, DatagramsRig::new(true), loops::datagrams),
+        in_c!("W26", "C tuned", 1, Rig::new(), c_tuned_w26),
+        ours!("W26", "loop, sender", Bytes, SenderRig::new(), senders::sends),
     ];
     contenders.extend(pool!("W21-64", 64));
     contenders.extend(pool!("W21-1000", 1000));

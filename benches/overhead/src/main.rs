@@ -7,6 +7,8 @@
 //! `overhead run N W9 'W10 channel scope'` runs those of a workload, and another contender, for a profiler,
 //! or W14-10000, which no check compares.
 //!
+//! `overhead senders LAYER THREADS N` posts N sends by so many threads, while one polls: `c`, `sender` or `locked`.
+//!
 //! It fails where a contender allocates, or does not complete what it posts.
 
 mod allocator;
@@ -21,6 +23,7 @@ mod rails;
 mod reactor;
 mod rig;
 mod rpc;
+mod senders;
 mod server;
 mod server_futures;
 mod server_loop;
@@ -36,17 +39,20 @@ static ALLOCATOR: allocator::Counting = allocator::Counting;
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    let result = match arguments[..] {
-        ["run", operations, ref only @ ..] => match operations.parse() {
-            Ok(operations) if operations > 0 && operations % 16 == 0 => run(operations, only),
-            _ => Err(format!("{operations} is not a positive multiple of 16")),
-        },
-        ["compiler"] => {
-            println!("{}", env!("OVERHEAD_CC"));
-            Ok(())
-        }
-        _ => Err("usage: overhead run N [WORKLOAD..] | compiler".to_owned()),
-    };
+    let result =
+        match arguments[..] {
+            ["run", operations, ref only @ ..] => match operations.parse() {
+                Ok(operations) if operations > 0 && operations % 16 == 0 => run(operations, only),
+                _ => Err(format!("{operations} is not a positive multiple of 16")),
+            },
+            ["senders", layer, threads, operations] => time_senders(layer, threads, operations),
+            ["compiler"] => {
+                println!("{}", env!("OVERHEAD_CC"));
+                Ok(())
+            }
+            _ => Err("usage: overhead run N [WORKLOAD..] | senders LAYER THREADS N | compiler"
+                .to_owned()),
+        };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -66,6 +72,18 @@ unsafe extern "C" {
 #[inline(never)]
 extern "C" fn overhead_section(section: u32) -> u32 {
     std::hint::black_box(section)
+}
+
+/// Prints the nanoseconds of a send, of this many threads that post.
+fn time_senders(layer: &str, threads: &str, operations: &str) -> Result<(), String> {
+    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+    let (threads, operations) = (number(threads)?, number(operations)?);
+    if !(1..=64).contains(&threads) || operations == 0 {
+        return Err("there are 1 to 64 threads, and at least one send".to_owned());
+    }
+    let took = senders::contended(layer, threads, operations)?;
+    println!("{:.1}", took.as_nanos() as f64 / operations as f64);
+    Ok(())
 }
 
 /// Runs the contenders of these names, which may be those of workloads, or all.

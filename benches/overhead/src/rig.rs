@@ -46,6 +46,13 @@ impl Rig {
         Self::build(context, queue, None, SendOperations::empty(), false)
     }
 
+    /// A rig with room for more completions, which are what the device counts.
+    pub(crate) fn deep(depth: u32) -> Self {
+        let context = context();
+        let queue = CompletionQueue::new(&context, depth).expect("a completion queue");
+        Self::build(&context, queue, None, SendOperations::empty(), false)
+    }
+
     /// A rig whose queue pair takes shared receives.
     pub(crate) fn of_shared_receives() -> Self {
         let context = context();

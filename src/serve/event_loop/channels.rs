@@ -179,6 +179,7 @@ impl<'res, B> Loop<'res, B> {
         const VERB: &str = "ibv_destroy_qp";
         let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
         let slots = entry.slots();
+        self.table.end_sender(channel.index(), TransportError::Closed);
         match self.members.links[channel.index()].take() {
             Some(link) => {
                 self.table.flush(&link.core, slots, self.members.capacity);

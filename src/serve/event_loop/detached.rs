@@ -233,6 +233,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     fn begin_destroy(&mut self, index: usize, link: Link<'res>) -> PendingDestroy<'res> {
+        self.table.end_sender(index, TransportError::Closed);
         self.retire(index);
         let table = &mut self.table;
         // Destroying the queue pair changes the core.
@@ -313,6 +314,7 @@ impl<B> Table<B> {
     /// Refuses further posts, and wakes all tasks in the lines.
     pub(super) fn refuse(&mut self, channel: ChannelId, error: TransportError) {
         let index = channel.index();
+        self.end_sender(index, error);
         self.entries[index].next = [NEVER_FREE; 2];
         self.cold[index].stopped.get_or_insert(error);
         self.entries[index].tasks.is_draining = false;

@@ -13,7 +13,7 @@ use crate::base::error::{Error, Result, StateError};
 use crate::base::ffi;
 #[cfg(feature = "rdmacm")]
 use crate::base::queue_pair_state::QueuePairType;
-use crate::channel::PreparedChannel;
+use crate::channel::{PreparedChannel, TransportError};
 use crate::connect::handshake::Handshake;
 use crate::connect::tcp::connect_over_methods;
 use crate::verbs::completion::CompletionQueue;
@@ -158,6 +158,8 @@ impl<'res, B> Loop<'res, B> {
     ///
     ///  - `EINVAL`: the loop has no such channel (any more), it is out already, or the id is of shared receives or of a
     ///    datagram end, which has no peer to connect to.
+    ///
+    /// A [`LoopSender`](super::LoopSender) of the channel posts nothing any more: ask for another when it is back.
     pub fn take_out(&mut self, channel: ChannelId) -> Result<DetachedChannel<'res>> {
         const VERB: &str = "ibv_modify_qp";
         let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
@@ -167,6 +169,7 @@ impl<'res, B> Loop<'res, B> {
         let Some(link) = self.members.links[channel.index()].take() else {
             return Err(self.without_link(channel, VERB));
         };
+        self.table.end_sender(channel.index(), TransportError::NotConnected);
         self.table.entries[channel.index()].next = [NEVER_FREE; 2];
         // The verbs will change the core.
         let core = self.table.cold[channel.index()].core.take();

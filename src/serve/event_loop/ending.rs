@@ -21,8 +21,9 @@ use crate::verbs::memory::{GatherBuffer, keep};
 
 impl<B> Table<B> {
     pub(super) fn in_flight(&self, slots: Range<u32>) -> usize {
+        let sent = self.sent_in_flight(&slots);
         let slots = &self.slots[slots.start as usize..slots.end as usize];
-        slots.iter().filter(|slot| slot.state.is_in_flight()).count()
+        sent + slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
 
     /// Takes a queue pair to ERR, and polls until `slots` are flushed. A provider may drop the completions of a

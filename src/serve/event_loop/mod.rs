@@ -4,6 +4,7 @@
 //! |---|---|
 //! | post what owns its buffer, serve many peers | [`Loop`], [`ChannelId`], [`Ended`], [`LoopBuffer`] |
 //! | send datagrams, also to many at once | [`Loop::add_datagrams`], [`Loop::send_to`], [`Loop::join`] |
+//! | post from other threads, beside the one that polls | [`LoopSender`] |
 //! | end or share the waits of a loop | [`LoopWaker`], [`LoopWaiter`], [`ArmedWaiter`] |
 //! | connect or destroy beside a running loop | [`DetachedChannel`], [`DestroyedChannel`] |
 
@@ -15,11 +16,16 @@ mod detached;
 mod detached_channel;
 mod ended;
 mod ending;
+#[cfg(all(test, ibverbs_loom))]
+mod every_order;
 mod flow;
 mod members;
 mod numbers;
 mod peers;
 mod post;
+mod ring;
+mod sender;
+mod sends;
 mod shared;
 mod slots;
 mod table;
@@ -36,6 +42,7 @@ use std::time::Instant;
 pub use detached_channel::{DestroyedChannel, DetachedChannel};
 pub(crate) use ended::Keep;
 pub use ended::{ChannelId, Ended, LoopBuffer};
+pub use sender::LoopSender;
 pub use waking::{ArmedWaiter, LoopWaiter, LoopWaker};
 
 #[cfg(feature = "async")]

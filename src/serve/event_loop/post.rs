@@ -251,7 +251,7 @@ where
 }
 
 #[inline(always)]
-fn checked_list<R: WorkRequest>(
+pub(super) fn checked_list<R: WorkRequest>(
     limits: &Limits,
     operation: &R::Operation,
     buffer: &mut R::Buffer,
@@ -288,6 +288,10 @@ impl Entry {
     pub(super) fn why_full(&self, cold: &ColdState, queue: Queue) -> TransportError {
         if let Some(error) = cold.stopped {
             return error;
+        }
+        if queue == Queue::Send && cold.has_sender {
+            return Error::invalid("ibv_post_send", "a LoopSender posts the channel's sends")
+                .into();
         }
         // An open channel whose queue has no slots is full, not closed.
         let is_closed = self.next[queue_index(queue)] == NEVER_FREE && !cold.flushes();

@@ -158,7 +158,7 @@ impl<B> Table<B> {
     }
 
     /// Takes a message of shared receives that is for `next_ended`.
-    #[inline(never)]
+    #[inline]
     pub(super) fn take_shared(&mut self, completion: &ffi::ibv_wc) -> Option<Ended<B>> {
         let channel = self.sharing(completion.qp_num)?;
         let slot = self.slots.get_mut(index_of(completion.wr_id) as usize)?;

@@ -6,19 +6,19 @@
 //! `next_ended` takes an operation straight from the polled completions. One that ends in another way goes into a list,
 //! after all polled ones, so results keep the order of completions. Results of tasks stay in their slots.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::credit_waiters::CreditWaiters;
 use super::ended::{ChannelId, Ended, Failed, result};
 use super::numbers::Numbers;
+use super::sends::Sends;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
 use super::waiters::{Deferred, Tasks, Waiters};
 use crate::base::ffi;
 pub(crate) use crate::channel::parts::Core;
 pub(crate) use crate::channel::parts::{BATCH, PollCq, Polled, count};
-use crate::channel::parts::{Limits, Queue, Target, Templates};
+use crate::channel::parts::{Limits, OwnTemplates, Queue, Target};
 use crate::channel::{TransportError, TransportResult};
 
 /// What a post needs of a channel.
@@ -46,6 +46,8 @@ pub(super) struct ColdState {
     pub(super) shares: bool,
     /// These are shared receives, not a channel.
     pub(super) is_shared: bool,
+    /// A `LoopSender` posts its sends.
+    pub(super) has_sender: bool,
     pub(super) stopped: Option<TransportError>,
     /// What fails harms no other operation.
     pub(super) survives_failures: bool,
@@ -103,9 +105,11 @@ pub(super) struct Table<B> {
     /// Live whenever the table polls.
     pub(super) queue: *mut ffi::ibv_cq,
     /// Owned requests of each kind. They name no queue pair, so all channels share them.
-    pub(super) prepared: NonNull<Templates>,
+    pub(super) prepared: OwnTemplates,
     /// Indexed by slot.
     pub(super) outcomes: Vec<Outcome>,
+    /// Indexed by channel. There are none beyond the last one.
+    pub(super) senders: Vec<Option<Arc<Sends<B>>>>,
     /// Operations that `next_ended` returns before it polls.
     pub(super) ended: List,
     pub(super) deferred: Deferred,
@@ -134,9 +138,6 @@ impl<B> Table<B> {
     /// The queue is live whenever the table polls it, `poll_cq` is its provider's function, and nothing else polls
     /// it.
     pub(super) unsafe fn new(queue: *mut ffi::ibv_cq, poll_cq: PollCq) -> Self {
-        let prepared = NonNull::from(Box::leak(Box::new(Templates::new())));
-        // SAFETY: the box does not move any more, and only copies of this pointer access it.
-        unsafe { Templates::set_piece_pointers(prepared.as_ptr()) };
         Self {
             slots: vec![Slot::new(NEVER_FREE, State::Leaked)],
             entries: Vec::new(),
@@ -144,8 +145,9 @@ impl<B> Table<B> {
             batch: Polled::new(),
             poll_cq,
             queue,
-            prepared,
+            prepared: OwnTemplates::new(),
             outcomes: vec![Outcome::new()],
+            senders: Vec::new(),
             ended: List::default(),
             deferred: Deferred::default(),
             numbers: Numbers::new(),
@@ -226,11 +228,22 @@ impl<B> Table<B> {
                 return Ok(Some(slot.take(Failed::NOT, completion)));
             }
             let completion = *completion;
-            if let Some(ended) = self.take_shared(&completion) {
+            if let Some(ended) = self.take_elsewhere(&completion) {
                 return Ok(Some(ended));
             }
             self.settle(completion)?;
         }
+    }
+
+    /// Takes what has succeeded, and is in no slot of the channel's own.
+    #[inline(never)]
+    fn take_elsewhere(&mut self, completion: &ffi::ibv_wc) -> Option<Ended<B>> {
+        if !self.senders.is_empty()
+            && let Some(ended) = self.take_sent(completion)
+        {
+            return Some(ended);
+        }
+        self.take_shared(completion)
     }
 
     /// Ends a polled operation. If it goes into the list, all other polled ones follow.
@@ -271,6 +284,7 @@ impl<B> Table<B> {
     pub(super) fn end(&mut self, completion: &ffi::ibv_wc) -> TransportResult<()> {
         let &ffi::ibv_wc { wr_id, qp_num: queue_pair, status, .. } = completion;
         let unknown = Err(TransportError::UnknownCompletion { queue_pair, wr_id });
+        self.adopt_sent(completion);
         let index = index_of(wr_id);
         match self.slots.get(index as usize) {
             Some(slot)
@@ -379,14 +393,9 @@ impl<B> Table<B> {
     pub(super) fn pop_ended(&mut self) -> Option<Ended<B>> {
         let index = self.ended.first;
         self.ended.first = self.slots.get(index as usize)?.link;
-        Some(self.take(index))
-    }
-}
-
-impl<B> Drop for Table<B> {
-    fn drop(&mut self) {
-        // SAFETY: `new` made it from a box, and nothing uses it any more.
-        drop(unsafe { Box::from_raw(self.prepared.as_ptr()) });
+        let ended = self.take(index);
+        self.free_sent(index);
+        Some(ended)
     }
 }
 
