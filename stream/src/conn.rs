@@ -119,6 +119,13 @@ pub(crate) struct Settings {
     pub(crate) gather_at: u32,
 }
 
+impl Settings {
+    /// So many credits are said at once, if nothing that is sent takes them along.
+    fn owed_at_most(&self) -> u32 {
+        self.receives.div_ceil(2)
+    }
+}
+
 /// How many messages without data are in flight at most.
 pub(crate) const CONTROLS_IN_FLIGHT: u32 = 2;
 
@@ -130,6 +137,8 @@ pub(crate) struct Conn<B> {
     /// The peer, from the moment on when it has sent something.
     awaited: Option<Hello>,
     failure: Option<StreamError>,
+    /// One of the directions, or the stream, has ended, has failed, or is to end. Before, most questions need not be asked.
+    ends: bool,
     /// Something has arrived or was acknowledged since the last tick.
     moved: bool,
     /// At the last tick, something was to arrive or to be acknowledged.
@@ -168,6 +177,7 @@ impl<B: Chunk> Conn<B> {
             peer: None,
             awaited: None,
             failure: None,
+            ends: false,
             moved: false,
             was_busy: false,
             ready: VecDeque::new(),
@@ -211,7 +221,7 @@ impl<B: Chunk> Conn<B> {
 
     /// A message has arrived. If its buffer is not to be kept, or has nothing to read, it comes back.
     pub(crate) fn on_message(&mut self, buffer: B, keeps: bool) -> Option<B> {
-        if self.failure.is_some() || self.closing >= Saying::Wanted && self.resets {
+        if self.ends && (self.failure.is_some() || self.closing >= Saying::Wanted && self.resets) {
             return Some(buffer);
         }
         self.moved = true;
@@ -220,12 +230,12 @@ impl<B: Chunk> Conn<B> {
         }
         match self.receive(buffer.bytes()) {
             Ok(0) => Some(buffer),
-            Ok(_) if self.closing != Saying::No => {
+            Ok(_) if self.ends && self.closing != Saying::No => {
                 // The program has dropped the stream, and reads nothing.
                 self.reset();
                 Some(buffer)
             }
-            Ok(_) if self.discards => {
+            Ok(_) if self.ends && self.discards => {
                 self.give_back();
                 Some(buffer)
             }
@@ -251,6 +261,7 @@ impl<B: Chunk> Conn<B> {
             return wrong("a message is shorter than its header");
         };
         let header = Header::from_bytes(*header)?;
+        self.ends |= header.reset || header.fin || header.closed || header.has_fin;
         if header.reset {
             return Err(StreamError::Reset);
         }
@@ -300,11 +311,13 @@ impl<B: Chunk> Conn<B> {
     /// Notes the first failure. All that has arrived can be read.
     pub(crate) fn fail(&mut self, error: StreamError) {
         self.failure.get_or_insert(error);
+        self.ends = true;
         self.tail = None;
     }
 
     /// The peer's process or host is gone.
     pub(crate) fn on_gone(&mut self) {
+        self.ends = true;
         if self.fin_in && self.fin == Saying::Arrived {
             // Both directions have ended: it is only not said.
             self.closed_in = true;
@@ -317,16 +330,23 @@ impl<B: Chunk> Conn<B> {
     #[inline]
     pub(crate) fn has_queued(&self) -> bool {
         self.tail.is_some()
-            || self.owed >= self.settings.receives.div_ceil(2)
-            || self.fin == Saying::Wanted
-            || self.closing == Saying::Wanted
+            || self.owed >= self.settings.owed_at_most()
             || self.pings
+            || self.ends && (self.fin == Saying::Wanted || self.closing == Saying::Wanted)
+    }
+
+    /// Whether nothing is to be sent or said, and nothing ends. Then only readers and writers may have to be told something.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        let is_settled = !self.ends && !self.has_queued();
+        debug_assert!(!is_settled || !self.owes() && !self.has_dropped() && !self.is_over());
+        is_settled
     }
 
     /// Returns the message to send next.
     pub(crate) fn next_post(&mut self) -> Option<Post<B>> {
         let peer = self.peer?;
-        if self.failure.is_some() || self.closed_in {
+        if self.ends && (self.failure.is_some() || self.closed_in) {
             return None;
         }
         if self.tail_goes(peer)
@@ -343,7 +363,7 @@ impl<B: Chunk> Conn<B> {
             && (self.fin == Saying::Wanted
                 || self.closing == Saying::Wanted && self.fin >= Saying::Sent)
             || self.resets && self.closing == Saying::Wanted;
-        let credits = !self.fin_in && self.owed >= self.settings.receives.div_ceil(2);
+        let credits = !self.fin_in && self.owed >= self.settings.owed_at_most();
         let pings = self.pings;
         let room = if ends { CONTROLS_IN_FLIGHT } else { 1 };
         if !(ends || credits || pings) || self.controls >= room {
@@ -375,6 +395,10 @@ impl<B: Chunk> Conn<B> {
         let credits = u16::try_from(self.owed).unwrap_or(u16::MAX);
         self.owed -= u32::from(credits);
         self.granted += u32::from(credits);
+        if !self.ends {
+            let header = Header { credits, ..Header::default() };
+            return (header, Sent { is_data, fin: false, closed: false });
+        }
         let reset = self.resets;
         let fin = self.fin == Saying::Wanted && self.tail.is_none();
         if fin {
@@ -398,19 +422,21 @@ impl<B: Chunk> Conn<B> {
         from: &mut Cursor<'_>,
         take: impl FnOnce() -> Option<B>,
     ) -> Result<usize, StreamError> {
-        if self.closed_in || self.fin != Saying::No {
-            return Err(StreamError::BrokenPipe);
-        }
-        if let Some(error) = self.failure {
-            return Err(error);
+        if self.ends {
+            if self.closed_in || self.fin != Saying::No {
+                return Err(StreamError::BrokenPipe);
+            }
+            if let Some(error) = self.failure {
+                return Err(error);
+            }
         }
         let Some(peer) = self.peer.filter(|_| !from.is_at_end()) else { return Ok(0) };
+        let before = self.tail.as_ref().map_or(HEADER, |tail| tail.bytes().len());
         if self.tail.is_none() {
             self.tail = take();
-            self.tail.iter_mut().for_each(|tail| tail.set_len(HEADER));
         }
         let Some(tail) = &mut self.tail else { return Ok(0) };
-        let (before, most) = (tail.bytes().len(), most(tail, peer));
+        let most = most(tail, peer);
         let mut at = before;
         while at < most
             && let Some(bytes) = from.bytes()
@@ -449,11 +475,23 @@ impl<B: Chunk> Conn<B> {
             return Ok(Read::Piece(piece));
         }
         match &self.failure {
+            _ if !self.ends => Ok(Read::Nothing),
             _ if self.fin_in || self.discards => Ok(Read::End),
             Some(error) => Err(*error),
             None if self.closed_in => Err(StreamError::Reset),
             None => Ok(Read::Nothing),
         }
+    }
+
+    /// Whether something has arrived that the program has not taken.
+    pub(crate) fn has_pieces(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Takes the next piece, if it is `short`.
+    #[inline]
+    pub(crate) fn take_short(&mut self, short: impl FnOnce(&[u8]) -> bool) -> Option<Piece<B>> {
+        if short(self.ready.front()?.bytes()) { self.ready.pop_front() } else { None }
     }
 
     /// A piece was read: the peer may send another one.
@@ -463,12 +501,13 @@ impl<B: Chunk> Conn<B> {
 
     /// The program reads no more: what arrives is thrown away. Returns what has arrived, which is to be given back.
     pub(crate) fn discard(&mut self) -> VecDeque<Piece<B>> {
-        self.discards = true;
+        (self.discards, self.ends) = (true, true);
         std::mem::take(&mut self.ready)
     }
 
     /// The program writes no more.
     pub(crate) fn shutdown(&mut self) {
+        self.ends = true;
         if self.fin == Saying::No {
             self.fin = Saying::Wanted;
         }
@@ -491,6 +530,7 @@ impl<B: Chunk> Conn<B> {
         if self.closing != Saying::No {
             return;
         }
+        self.ends = true;
         if !has_read_all || !self.ready.is_empty() {
             self.reset();
         } else {
@@ -503,7 +543,7 @@ impl<B: Chunk> Conn<B> {
     fn reset(&mut self) {
         self.ready.clear();
         self.tail = None;
-        self.resets = true;
+        (self.resets, self.ends) = (true, true);
         self.closing = Saying::Wanted;
     }
 
@@ -540,7 +580,7 @@ impl<B: Chunk> Conn<B> {
             && (self.tail.is_some()
                 || self.fin == Saying::Wanted
                 || self.closing != Saying::No
-                || is_open && (self.discards || self.owed >= self.settings.receives.div_ceil(2)))
+                || is_open && (self.discards || self.owed >= self.settings.owed_at_most()))
     }
 
     pub(crate) fn failure(&self) -> Option<StreamError> {

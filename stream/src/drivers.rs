@@ -41,6 +41,8 @@ pub(crate) struct Drivers {
     pub(crate) runs: u32,
     #[cfg(feature = "tokio")]
     runtimes: Vec<Runtime>,
+    /// Those of them that have no task. They stay.
+    outsiders: u32,
     pub(crate) has_helper: bool,
     pub(crate) is_simulated: bool,
 }
@@ -74,6 +76,7 @@ impl Drivers {
         let is_new = !self.serve(id);
         if is_new {
             self.runtimes.push(Runtime { id, has_task });
+            self.outsiders += u32::from(!has_task);
         }
         is_new
     }
@@ -92,16 +95,17 @@ impl Drivers {
         self.threads > 0 || self.runtimes.len() + usize::from(self.has_helper) > 1
     }
 
-    pub(crate) fn have_outsiders(&self) -> bool {
-        self.runtimes.iter().any(|runtime| !runtime.has_task)
-    }
-
     pub(crate) fn have_tasks(&self) -> bool {
         self.runtimes.iter().any(|runtime| runtime.has_task)
     }
 }
 
 impl Drivers {
+    /// Whether tasks wait that the helper is to serve.
+    pub(crate) fn have_outsiders(&self) -> bool {
+        self.outsiders > 0
+    }
+
     /// Whether the hub is to be driven, though the program may make no further call: so many of its streams owe something.
     pub(crate) fn is_owing(&self, owing: u32, streams: u32) -> bool {
         owing > 0 || streams > 0 && self.have_outsiders()
@@ -149,10 +153,6 @@ impl Looks {
 impl Drivers {
     pub(crate) fn passes_on(&self) -> bool {
         self.threads > 0
-    }
-
-    pub(crate) fn have_outsiders(&self) -> bool {
-        false
     }
 
     pub(crate) fn have_tasks(&self) -> bool {

@@ -87,6 +87,7 @@ impl Side {
                 Post::Control(bytes, sent) => (bytes.to_vec(), sent),
             });
         }
+        assert!(!self.conn.is_settled() || self.conn.clone().next_post().is_none());
         let in_flight = self.on_the_way.iter().map(|(_, sent)| sent).chain(&self.arrived);
         let (data, all) =
             (in_flight.clone().filter(|sent| sent.is_data).count(), in_flight.count());

@@ -246,24 +246,32 @@ impl Inner {
         deadline: Option<Instant>,
         mut look: impl FnMut(&mut State) -> io::Result<Option<T>>,
     ) -> io::Result<T> {
+        // Mostly it is there.
+        let mut state = self.lock();
+        if let Some(found) = state.look(&mut look)? {
+            return Ok(found);
+        }
+        state.drivers.threads += 1;
+        drop(state);
+        self.wait_on(Waiting(self), deadline, look)
+    }
+
+    /// It was not there.
+    #[cold]
+    fn wait_on<T>(
+        &self,
+        _waiting: Waiting<'_>,
+        deadline: Option<Instant>,
+        mut look: impl FnMut(&mut State) -> io::Result<Option<T>>,
+    ) -> io::Result<T> {
+        warn_of_tokio();
         let mut idle = 0;
-        let mut waiting = None;
         loop {
-            let mut state = self.lock();
-            if let Some(found) = state.look(&mut look)? {
-                return Ok(found);
-            }
-            let begins = waiting.is_none();
-            if begins {
-                state.drivers.threads += 1;
-                waiting = Some(Waiting(self));
-            }
-            drop(state);
-            if begins {
-                warn_of_tokio();
-            }
             if idle < self.config.spin {
                 idle += 1;
+                if let Some(found) = self.lock().look(&mut look)? {
+                    return Ok(found);
+                }
                 continue;
             }
             // Before it is polled: what ends afterwards wakes the thread.
@@ -290,6 +298,10 @@ impl Inner {
                 self.lock().stop(StreamError::Transport(error.into()));
             }
             idle = 0;
+            // Once more before it is armed, which costs more than a poll.
+            if let Some(found) = self.lock().look(&mut look)? {
+                return Ok(found);
+            }
         }
     }
 
@@ -417,7 +429,10 @@ impl Guard<'_> {
     #[cold]
     fn attend(&mut self) {
         let Some(mut state) = self.state.take() else { return };
-        let (woken, ended) = (mem::take(&mut state.woken), mem::take(&mut state.ended));
+        // Mostly it is one, and the list keeps its memory.
+        let last = state.woken.pop();
+        let woken = if state.woken.is_empty() { Vec::new() } else { mem::take(&mut state.woken) };
+        let ended = mem::take(&mut state.ended);
         let growth = state.buffers.growth();
         // For threads that wait for room, for buffers, or for the end of a channel.
         let wakes_threads = mem::take(&mut state.wakes_threads) || !ended.is_empty();
@@ -435,7 +450,7 @@ impl Guard<'_> {
             let _ = state.buffers.add(grown);
             state.feed();
         }
-        woken.into_iter().for_each(wake);
+        woken.into_iter().chain(last).for_each(wake);
         if wakes_threads {
             self.inner.waker.wake();
             drop(self.inner.lock());
@@ -462,8 +477,12 @@ fn warn_of_tokio() {
 }
 
 /// Wakes a task. A waker is code of the program's: if it panics, that is its own task's loss, and no other's.
-pub(crate) fn wake(waker: Waker) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+pub(crate) fn wake(waker: Arc<Waker>) {
+    let wake = move || {
+        waker.wake_by_ref();
+        drop(waker);
+    };
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(wake)) {
         // Its drop may panic again.
         mem::forget(payload);
     }

@@ -15,7 +15,7 @@ use ibverbs::{
 
 use crate::buffers::Buffers;
 use crate::config::Config;
-use crate::conn::{Conn, Cursor, Post, Read, Sent, Tick};
+use crate::conn::{Conn, Cursor, Piece, Post, Read, Sent, Tick};
 use crate::drivers::{Drivers, now};
 use crate::watch::PeerWatch;
 use crate::{Stats, StreamError};
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) owing: u32,
     pub(crate) drivers: Drivers,
     /// Tasks to wake when the lock is released.
-    pub(crate) woken: Vec<Waker>,
+    pub(crate) woken: Vec<Arc<Waker>>,
     /// Threads that sleep for completions are to be woken then, as something else has happened.
     pub(crate) wakes_threads: bool,
     /// Channels to be destroyed then.
@@ -47,7 +47,7 @@ pub(crate) struct State {
     /// The hub itself, while streams linger in a simulation, where no thread keeps it.
     pub(crate) kept: Option<Arc<dyn Any + Send + Sync>>,
     /// Tasks that wait for clients, until the hub is stopped.
-    pub(crate) accepting: Vec<Waker>,
+    pub(crate) accepting: Vec<Arc<Waker>>,
     pub(crate) stopped: Option<StreamError>,
     next_tick: Instant,
     pub(crate) stats: Stats,
@@ -64,8 +64,8 @@ pub(crate) struct Shared {
 pub(crate) struct Member {
     pub(crate) id: ChannelId,
     pub(crate) conn: Conn<PooledBuffer>,
-    pub(crate) reader: Option<Waker>,
-    pub(crate) writer: Option<Waker>,
+    pub(crate) reader: Option<Arc<Waker>>,
+    pub(crate) writer: Option<Arc<Waker>>,
     /// The connection used for set-up. It is out while it is looked at.
     pub(crate) peer_watch: Option<PeerWatch>,
     /// The reader was dropped with something that it had not read.
@@ -74,6 +74,17 @@ pub(crate) struct Member {
     owes: bool,
     /// Buffers of messages that came while the channel was being connected. They receive again when it is.
     early: Vec<PooledBuffer>,
+}
+
+impl Member {
+    /// Whether there is nothing to send or to count, and nobody to wake.
+    #[inline]
+    fn is_settled(&self) -> bool {
+        self.conn.is_settled()
+            && !self.owes
+            && self.writer.is_none()
+            && (self.reader.is_none() || !self.conn.has_pieces())
+    }
 }
 
 /// The token of a receive; those of sends say what was sent.
@@ -90,6 +101,9 @@ fn sent(token: u64) -> Sent {
 /// The most operations of one turn: others get the lock between two.
 pub(crate) const TURN: usize = 256;
 
+/// A piece that is no longer is copied to the program with the lock held, which takes less than to lock again.
+const SHORT: usize = 1024;
+
 /// The most turns of one call: a peer that sends without end holds nobody up for longer.
 const TURNS: usize = 64;
 
@@ -105,7 +119,9 @@ fn send_queued(
     small: &mut BufferPool,
     stats: &mut Stats,
 ) {
-    while let Some(post) = member.conn.next_post() {
+    while member.conn.has_queued()
+        && let Some(post) = member.conn.next_post()
+    {
         let (buffer, sent) = match post {
             Post::Data(buffer, sent) => (Some(buffer), sent),
             Post::Control(bytes, sent) => (small.take_from(&bytes).ok().flatten(), sent),
@@ -220,13 +236,14 @@ impl State {
         &mut self,
         look: &mut impl FnMut(&mut Self) -> io::Result<Option<T>>,
     ) -> io::Result<Option<T>> {
-        for _ in 0..TURNS {
+        let mut turns = 0;
+        loop {
             let found = look(self)?;
-            if found.is_some() || self.turn() == 0 {
+            if found.is_some() || turns == TURNS || self.turn() == 0 {
                 return Ok(found);
             }
+            turns += 1;
         }
-        look(self)
     }
 
     /// Polls, and gives what has ended to its streams. Returns how much that was; [`TURN`] at most.
@@ -266,8 +283,12 @@ impl State {
                 return self.has_failed(id, error);
             };
             let returned = member.conn.on_message(buffer, keeps);
+            let is_settled = member.is_settled();
             if let Some(buffer) = returned {
                 self.receive_again(id, buffer);
+            }
+            if !is_settled {
+                self.pump(id);
             }
         } else {
             drop(buffer);
@@ -278,8 +299,10 @@ impl State {
                 return self.has_failed(id, result.err());
             };
             member.conn.on_sent(sent(token));
+            if !member.is_settled() {
+                self.pump(id);
+            }
         }
-        self.pump(id);
     }
 
     /// An operation of a stream has failed, if it has, and the stream with it.
@@ -325,6 +348,13 @@ impl State {
         let Some(member) = member(&mut self.members, id) else { return };
         if member.conn.has_queued() {
             send_queued(member, &mut self.lp, &mut self.small, &mut self.stats);
+        }
+        if member.conn.is_settled() && !member.owes {
+            if member.conn.has_pieces() {
+                self.woken.extend(member.reader.take());
+            }
+            self.woken.extend(member.writer.take());
+            return;
         }
         if member.reader.is_some() && member.conn.can_read() {
             self.woken.extend(member.reader.take());
@@ -420,8 +450,25 @@ impl State {
         self.member(id).is_some_and(|member| member.conn.has_tail())
     }
 
-    pub(crate) fn read(&mut self, id: ChannelId) -> Result<Read<PooledBuffer>, StreamError> {
-        self.member(id).map_or(Err(StreamError::Aborted), |member| member.conn.take_piece())
+    /// Takes the next piece; or lets `copy` take its bytes, if they are few, and has its buffer receive again at once. `None`: there
+    /// is none, and this is not the end.
+    #[inline]
+    pub(crate) fn read(
+        &mut self,
+        id: ChannelId,
+        pieces: &mut VecDeque<Piece<PooledBuffer>>,
+        mut copy: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Option<()>, StreamError> {
+        let member = self.member(id).ok_or(StreamError::Aborted)?;
+        match member.conn.take_short(|bytes| bytes.len() <= SHORT && copy(bytes)) {
+            Some(piece) => self.give_back(id, piece.into_buffer()),
+            None => match member.conn.take_piece()? {
+                Read::Piece(piece) => pieces.push_back(piece),
+                Read::End => {}
+                Read::Nothing => return Ok(None),
+            },
+        }
+        Ok(Some(()))
     }
 
     /// A piece was read to its end.
@@ -543,7 +590,9 @@ impl State {
     }
 
     pub(crate) fn needs_helper(&self) -> bool {
-        self.owing + self.count > 0 && self.drivers.lack_helper() && self.is_owing()
+        (self.owing > 0 || self.drivers.have_outsiders())
+            && self.drivers.lack_helper()
+            && self.is_owing()
     }
 
     /// The caller starts the helper when it has released the lock.
@@ -562,7 +611,7 @@ impl State {
             self.lingering.pop_front();
             self.remove(id);
         }
-        if self.lingering.is_empty() {
+        if self.lingering.is_empty() && self.kept.is_some() {
             // The caller holds the hub, too.
             self.kept = None;
         }

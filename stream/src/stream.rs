@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ibverbs::{ChannelId, PooledBuffer};
 
 use crate::StreamError;
-use crate::conn::{self, Cursor, Piece};
+use crate::conn::{Cursor, Piece};
 use crate::drivers::now;
 #[cfg(doc)]
 use crate::hub::Hub;
@@ -146,48 +146,40 @@ impl Drop for Handle {
 pub(crate) struct Reader {
     pub(crate) handle: Arc<Handle>,
     /// Pieces taken of the stream: one, or more if some were put back.
-    current: VecDeque<Piece<PooledBuffer>>,
+    pub(crate) pieces: VecDeque<Piece<PooledBuffer>>,
+    /// That of the last task that has waited.
+    #[cfg(feature = "tokio")]
+    pub(crate) waker: Option<Arc<std::task::Waker>>,
 }
 
 impl Reader {
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
-        Self { handle, current: VecDeque::new() }
+        Self {
+            handle,
+            pieces: VecDeque::new(),
+            #[cfg(feature = "tokio")]
+            waker: None,
+        }
     }
 
     fn put_back(&mut self, piece: Option<Piece<PooledBuffer>>) {
-        piece.into_iter().for_each(|piece| self.current.push_front(piece));
-    }
-
-    /// Looks with `wait` until there is a piece, or else the end.
-    pub(crate) fn look<R>(
-        &mut self,
-        wait: impl FnOnce(&Handle, &mut dyn FnMut(&mut State) -> Result<Option<()>, StreamError>) -> R,
-    ) -> R {
-        let Self { handle, current } = self;
-        wait(handle, &mut |state| {
-            match state.read(handle.id)? {
-                conn::Read::Piece(piece) => current.push_back(piece),
-                conn::Read::End => {}
-                conn::Read::Nothing => return Ok(None),
-            }
-            Ok(Some(()))
-        })
+        piece.into_iter().for_each(|piece| self.pieces.push_front(piece));
     }
 
     pub(crate) fn has_piece(&self) -> bool {
-        !self.current.is_empty()
+        !self.pieces.is_empty()
     }
 
     /// The bytes that can be read at once.
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.current.front().map_or(&[], Piece::bytes)
+        self.pieces.front().map_or(&[], Piece::bytes)
     }
 
     pub(crate) fn consume(&mut self, len: usize) {
-        let Some(piece) = self.current.front_mut() else { return };
+        let Some(piece) = self.pieces.front_mut() else { return };
         piece.consume(len);
         if piece.bytes().is_empty() {
-            let buffer = self.current.pop_front().and_then(Piece::into_buffer);
+            let buffer = self.pieces.pop_front().and_then(Piece::into_buffer);
             self.handle.hub.lock().give_back(self.handle.id, buffer);
         }
     }
@@ -210,7 +202,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        for piece in self.current.drain(..) {
+        for piece in self.pieces.drain(..) {
             let mut state = self.handle.hub.lock();
             if let Some(member) = state.member(self.handle.id) {
                 member.has_unread = true;
@@ -265,6 +257,8 @@ pub struct ReadHalf {
     handle: Arc<Handle>,
     /// A piece that [`BufRead`] has returned and is not consumed yet. Any other call puts it back first.
     held: Mutex<Option<Piece<PooledBuffer>>>,
+    /// There may be one.
+    holds: AtomicBool,
 }
 
 /// The half of a [`Stream`] that writes. Dropping it ends the direction, as [`shutdown`](Self::shutdown) does, without waiting.
@@ -300,10 +294,7 @@ impl Stream {
         let handle = Arc::new(handle);
         let reader = Arc::new(Mutex::new(Reader::new(handle.clone())));
         let writer = Arc::new(Writer::new(handle.clone()));
-        Self {
-            read: ReadHalf { reader, handle, held: Mutex::default() },
-            write: WriteHalf { writer },
-        }
+        Self { read: ReadHalf::new(reader, handle), write: WriteHalf { writer } }
     }
 
     fn handle(&self) -> &Handle {
@@ -317,8 +308,7 @@ impl Stream {
     /// None: it returns what [`TcpStream::try_clone`] does.
     pub fn try_clone(&self) -> io::Result<Self> {
         let ReadHalf { reader, handle, .. } = &self.read;
-        let read =
-            ReadHalf { reader: reader.clone(), handle: handle.clone(), held: Mutex::default() };
+        let read = ReadHalf::new(reader.clone(), handle.clone());
         Ok(Self { read, write: WriteHalf { writer: self.write.writer.clone() } })
     }
 
@@ -455,6 +445,10 @@ impl Stream {
 }
 
 impl ReadHalf {
+    fn new(reader: Arc<Mutex<Reader>>, handle: Arc<Handle>) -> Self {
+        Self { reader, handle, held: Mutex::default(), holds: AtomicBool::new(false) }
+    }
+
     /// See [`Stream::set_read_timeout`].
     ///
     /// # Errors
@@ -485,30 +479,42 @@ impl ReadHalf {
             }
             Err(_) => self.reader.lock().unwrap_or_else(PoisonError::into_inner),
         };
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if held.is_some() {
+        if self.holds.load(Ordering::Relaxed) {
+            self.holds.store(false, Ordering::Relaxed);
             // Pieces that another name of the stream has taken meanwhile came later.
-            reader.put_back(held);
+            reader.put_back(self.held.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
         Ok(reader)
     }
 
-    /// The reader with a piece, or at the end.
-    fn filled(&self) -> io::Result<MutexGuard<'_, Reader>> {
+    /// The reader with a piece, or at the end, or `copy` has taken the bytes.
+    fn filled(&self, mut copy: impl FnMut(&[u8]) -> bool) -> io::Result<MutexGuard<'_, Reader>> {
         let mut reader = self.reader()?;
         if !reader.has_piece() {
+            let Handle { hub, id, .. } = &*self.handle;
             let deadline = self.handle.until(&self.handle.read_timeout);
-            reader.look(|handle, look| handle.hub.wait(deadline, |state| Ok(look(state)?)))?;
+            let pieces = &mut reader.pieces;
+            hub.wait(deadline, |state| Ok(state.read(*id, pieces, &mut copy)?))?;
         }
         Ok(reader)
     }
 
     fn read_to(&self, to: &mut [u8]) -> io::Result<usize> {
-        if to.is_empty() { Ok(0) } else { Ok(self.filled()?.copy_to(to)) }
+        if to.is_empty() {
+            return Ok(0);
+        }
+        let mut len = 0;
+        let mut reader = self.filled(|bytes| {
+            let Some(to) = to.get_mut(..bytes.len()) else { return false };
+            to.copy_from_slice(bytes);
+            len = bytes.len();
+            true
+        })?;
+        if len > 0 { Ok(len) } else { Ok(reader.copy_to(to)) }
     }
 
     fn peek(&self, to: &mut [u8]) -> io::Result<usize> {
-        if to.is_empty() { Ok(0) } else { Ok(self.filled()?.peek(to)) }
+        if to.is_empty() { Ok(0) } else { Ok(self.filled(|_| false)?.peek(to)) }
     }
 
     /// Throws away what has arrived and what arrives.
@@ -547,7 +553,8 @@ impl BufRead for ReadHalf {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
-            let piece = self.filled()?.current.pop_front();
+            let piece = self.filled(|_| false)?.pieces.pop_front();
+            *self.holds.get_mut() = true;
             *self.held.get_mut().unwrap_or_else(PoisonError::into_inner) = piece;
         }
         let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -624,7 +631,7 @@ impl Writer {
         let Handle { hub, id, .. } = &*self.handle;
         hub.wait(self.until(), |state| {
             let written = state.write(*id, &mut Cursor::new(from))?;
-            if state.drivers.runs == 0 && written.is_some() && state.has_gathered(*id) {
+            if state.owing > 0 && state.drivers.runs == 0 && state.has_gathered(*id) {
                 // Nobody else may have polled for what was in flight.
                 state.turn();
             }

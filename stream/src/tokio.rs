@@ -34,7 +34,7 @@ use crate::conn::Cursor;
 use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, explain, refuse};
 use crate::drivers::{Drivers, RuntimeId, now};
 use crate::handshake::{Handshake, Progress, Role};
-use crate::hub::{Hub, Inner, wake};
+use crate::hub::{Guard, Hub, Inner, wake};
 #[cfg(feature = "rdmacm")]
 use crate::manager;
 use crate::state::{Member, State, TURN};
@@ -68,7 +68,7 @@ impl Hub {
 impl Inner {
     /// Why the hub was stopped. If it was not, the task is woken when it is.
     fn poll_stopped(&self, cx: &Context<'_>) -> Option<StreamError> {
-        let waker = cx.waker().clone();
+        let waker = Arc::new(cx.waker().clone());
         let mut state = self.lock();
         if state.stopped.is_none() && !state.accepting.iter().any(|own| own.will_wake(&waker)) {
             state.accepting.push(waker);
@@ -217,40 +217,54 @@ async fn drive(driver: Driver, files: Files) {
 }
 
 /// The place of a task's waker: the stream's reader, or its writer.
-type Place = fn(&mut Member) -> &mut Option<Waker>;
+type Place = fn(&mut Member) -> &mut Option<Arc<Waker>>;
 
-/// Looks for something. If it is not there, the task is woken when it is.
+/// Looks for something. If it is not there, the task is woken when it is. `own` is kept for the next time, when the same task
+/// needs no other one.
+#[inline]
 fn poll_for<T>(
     handle: &Handle,
     cx: &Context<'_>,
     place: Place,
+    own: &mut Option<Arc<Waker>>,
     mut look: impl FnMut(&mut State) -> Result<Option<T>, StreamError>,
 ) -> Poll<io::Result<T>> {
-    let (runtime, mut waker) = (Drivers::current_runtime(), None);
+    // A clone need not say that it wakes the same task.
+    let mut is_cloned = false;
     loop {
         let mut state = handle.hub.lock();
         if let Some(found) = look(&mut state)? {
             return Poll::Ready(Ok(found));
         }
-        let is_driven = state.drivers.serve(runtime);
-        let Some(member) = state.member(handle.id) else {
-            return Poll::Ready(Err(StreamError::Aborted.into()));
-        };
-        let place = place(member);
-        let is_noted = place.as_ref().is_some_and(|own| own.will_wake(cx.waker()));
-        if is_noted || waker.is_some() {
-            let before = if is_noted { None } else { mem::replace(place, waker.take()) };
-            drop(state);
-            // A waker is code of the program's.
-            drop(before);
-            if !is_driven {
-                be_driven(&handle.hub);
-            }
-            return Poll::Pending;
+        let noted = own.as_ref().filter(|own| is_cloned || own.will_wake(cx.waker()));
+        if let Some(noted) = noted {
+            return wait_in(state, handle, place, noted);
         }
         drop(state);
-        waker = Some(cx.waker().clone());
+        // A waker is code of the program's: the lock is not held when it is cloned, called or dropped.
+        *own = Some(Arc::new(cx.waker().clone()));
+        is_cloned = true;
     }
+}
+
+/// Notes who is to be woken.
+fn wait_in<T>(
+    mut state: Guard<'_>,
+    handle: &Handle,
+    place: Place,
+    noted: &Arc<Waker>,
+) -> Poll<io::Result<T>> {
+    let is_driven = state.drivers.serve(Drivers::current_runtime());
+    let Some(member) = state.member(handle.id) else {
+        return Poll::Ready(Err(StreamError::Aborted.into()));
+    };
+    let before = place(member).replace(noted.clone());
+    drop(state);
+    drop(before);
+    if !is_driven {
+        be_driven(&handle.hub);
+    }
+    Poll::Pending
 }
 
 impl Reader {
@@ -259,7 +273,18 @@ impl Reader {
         if self.has_piece() {
             return Poll::Ready(Ok(()));
         }
-        self.look(|handle, look| poll_for(handle, cx, |member| &mut member.reader, look))
+        self.poll_copy(cx, |_| false)
+    }
+
+    /// Waits until there is a piece, or `copy` has taken its bytes.
+    fn poll_copy(
+        &mut self,
+        cx: &Context<'_>,
+        mut copy: impl FnMut(&[u8]) -> bool,
+    ) -> Poll<io::Result<()>> {
+        let Self { handle, pieces, waker } = self;
+        let look = |state: &mut State| state.read(handle.id, pieces, &mut copy);
+        poll_for(handle, cx, |member| &mut member.reader, waker, look)
     }
 
     /// Takes a piece, or finds the end.
@@ -267,7 +292,8 @@ impl Reader {
         if self.has_piece() {
             return Ok(());
         }
-        let found = self.look(|handle, look| look(&mut handle.hub.lock()))?;
+        let Self { handle, pieces, .. } = self;
+        let found = handle.hub.lock().read(handle.id, pieces, |_| false)?;
         found.ok_or_else(|| ErrorKind::WouldBlock.into())
     }
 
@@ -276,11 +302,22 @@ impl Reader {
             return Poll::Ready(Ok(()));
         }
         let budget = ready!(coop::poll_proceed(cx));
-        ready!(self.poll_piece(cx))?;
+        let mut has_copied = false;
+        if !self.has_piece() {
+            ready!(self.poll_copy(cx, |bytes| {
+                has_copied = bytes.len() <= to.remaining();
+                if has_copied {
+                    to.put_slice(bytes);
+                }
+                has_copied
+            }))?;
+        }
         budget.made_progress();
-        let len = self.bytes().len().min(to.remaining());
-        to.put_slice(&self.bytes()[..len]);
-        self.consume(len);
+        if !has_copied {
+            let len = self.bytes().len().min(to.remaining());
+            to.put_slice(&self.bytes()[..len]);
+            self.consume(len);
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -307,6 +344,7 @@ impl Writer {
             &self.handle,
             cx,
             |member| &mut member.writer,
+            &mut None,
             |state| { state.write(id, &mut Cursor::new(from)) }
         ))?;
         budget.made_progress();
@@ -316,7 +354,7 @@ impl Writer {
     pub(crate) fn poll_flush(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         let id = self.handle.id;
         let flush = |state: &mut State| Ok(state.flush(id)?.then_some(()));
-        poll_for(&self.handle, cx, |member| &mut member.writer, flush)
+        poll_for(&self.handle, cx, |member| &mut member.writer, &mut None, flush)
     }
 
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -326,6 +364,7 @@ impl Writer {
             &self.handle,
             cx,
             |member| &mut member.writer,
+            &mut None,
             |state| {
                 let member = state.member(id).ok_or(StreamError::Aborted)?;
                 Ok(member.conn.is_shut_down()?.then_some(()))
@@ -698,7 +737,8 @@ macro_rules! try_write_methods {
                     let member = state.member(handle.id).ok_or(StreamError::Aborted)?;
                     Ok(member.conn.can_write().then_some(()))
                 };
-                poll_for(handle, cx, |member| &mut member.writer, can_write).map(|_| Ok(()))
+                let place: Place = |member| &mut member.writer;
+                poll_for(handle, cx, place, &mut None, can_write).map(|_| Ok(()))
             }
 
             /// Writes as much as there is room for, without waiting.
@@ -952,7 +992,7 @@ impl Wake for WaitingTasks {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let tasks = mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        tasks.into_iter().for_each(wake);
+        tasks.into_iter().map(Arc::new).for_each(wake);
     }
 }
 

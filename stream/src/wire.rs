@@ -58,9 +58,9 @@ pub(crate) struct Header {
 impl Header {
     pub(crate) fn to_bytes(self) -> [u8; HEADER] {
         let Self { fin, closed, reset, ping, has_fin, credits } = self;
-        let flags =
-            [(fin, FIN), (closed, CLOSED), (reset, RESET), (ping, PING), (has_fin, HAS_FIN)];
-        let flags = flags.iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
+        let flag = |is_set, flag| u32::from(is_set) * flag;
+        let flags = flag(fin, FIN) | flag(closed, CLOSED) | flag(reset, RESET);
+        let flags = flags | flag(ping, PING) | flag(has_fin, HAS_FIN);
         (flags | u32::from(credits)).to_be_bytes()
     }
 

@@ -129,9 +129,11 @@ fn counted(form: &str, trips: usize) -> Result<HashMap<String, u64>> {
     Ok(counts)
 }
 
+/// The device copies by functions of `ibverbs-bundled`.
 fn is_own(name: &str) -> bool {
     (name.contains("ibverbs_stream") || name.contains("ibverbs::"))
         && !name.contains("ibverbs_software")
+        && !name.contains("::shared_copy::")
 }
 
 /// The instructions that one side spends on a round trip, by function.
