@@ -220,6 +220,7 @@ impl<B: Chunk> Conn<B> {
     }
 
     /// A message has arrived. If its buffer is not to be kept, or has nothing to read, it comes back.
+    #[inline(always)]
     pub(crate) fn on_message(&mut self, buffer: B, keeps: bool) -> Option<B> {
         if self.ends && (self.failure.is_some() || self.closing >= Saying::Wanted && self.resets) {
             return Some(buffer);
@@ -344,6 +345,7 @@ impl<B: Chunk> Conn<B> {
     }
 
     /// Returns the message to send next.
+    #[inline(always)]
     pub(crate) fn next_post(&mut self) -> Option<Post<B>> {
         let peer = self.peer?;
         if self.ends && (self.failure.is_some() || self.closed_in) {
@@ -417,6 +419,7 @@ impl<B: Chunk> Conn<B> {
     /// # Errors
     ///
     /// It can send nothing any more.
+    #[inline(always)]
     pub(crate) fn fill(
         &mut self,
         from: &mut Cursor<'_>,

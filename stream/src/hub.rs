@@ -241,6 +241,7 @@ impl Inner {
     ///
     ///  - `WouldBlock`: the deadline has passed.
     ///  - What `look` returns.
+    #[inline(always)]
     pub(crate) fn wait<T>(
         &self,
         deadline: Option<Instant>,

@@ -471,6 +471,7 @@ impl ReadHalf {
     }
 
     /// The reader, which has what this half holds.
+    #[inline(always)]
     fn reader(&self) -> io::Result<MutexGuard<'_, Reader>> {
         let mut reader = match self.reader.try_lock() {
             Ok(reader) => reader,
