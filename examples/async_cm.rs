@@ -18,10 +18,15 @@ use std::{env, process};
 
 use ibverbs::future::{PreparedAsyncChannel, SpawnedReactor};
 use ibverbs::rdmacm::{Connection, ConnectionRequest, Listener, PendingConnection, Route};
-use ibverbs::{AccessFlags, AsyncChannel, BufferPool, Channel, Context, ProtectionDomain, Reactor};
-use tokio::time::timeout;
+use ibverbs::{
+    AccessFlags, AsyncChannel, BufferPool, Channel, Context, ErrorKind, ProtectionDomain, Reactor,
+};
+use tokio::time::{sleep, timeout};
 
 const TIME: Duration = Duration::from_secs(10);
+
+/// How long to wait when a resource has run out.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The maximum length of a message.
 const LONGEST: usize = 4096;
@@ -31,6 +36,7 @@ const RECEIVES: usize = 4;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
+#[allow(dead_code, reason = "a test calls the two sides")]
 fn main() -> Outcome {
     let mut arguments = env::args().skip(1);
     let Some(address) = arguments.next() else {
@@ -79,7 +85,7 @@ impl Side {
     }
 }
 
-async fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
+pub(crate) async fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
     let route = Route::to(address).resolve_on_tokio(Instant::now() + TIME).await?;
     let side = Side::new(route.open_device()?)?;
     let prepared = side.prepare(route.port())?;
@@ -96,17 +102,33 @@ async fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> Outcome {
+pub(crate) async fn listen(address: SocketAddr) -> Outcome {
     let mut listener = Listener::bind(address)?;
     println!("listening at {}", listener.local_addr().unwrap_or(address));
     // The objects of the device on which the first client comes. A server on several devices would keep some
     // for each.
     let mut side: Option<Arc<Side>> = None;
     loop {
-        let request = listener.next_on_tokio().await?;
-        let side = match &side {
-            Some(side) => side.clone(),
-            None => side.insert(Arc::new(Side::new(request.open_device()?)?)).clone(),
+        let request = match listener.next_on_tokio().await {
+            // Such as too many open files.
+            Err(error) if error.kind() == ErrorKind::Resource => {
+                println!("{error}");
+                sleep(PAUSE).await;
+                continue;
+            }
+            request => request?,
+        };
+        let opened = match &side {
+            Some(side) => Ok(side.clone()),
+            None => request.open_device().map_err(Into::into).and_then(Side::new).map(Arc::new),
+        };
+        let side = match opened {
+            Ok(opened) => side.insert(opened).clone(),
+            // The peer is rejected.
+            Err(error) => {
+                println!("{:?}: {error}", request.peer_addr());
+                continue;
+            }
         };
         tokio::spawn(async move {
             let peer = request.peer_addr();

@@ -16,18 +16,22 @@
 use std::error::Error;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use std::{env, process};
+use std::{env, process, thread};
 
 use ibverbs::rdmacm::{ConnectionRequest, Listener, Route};
-use ibverbs::{Channel, TransportError};
+use ibverbs::{Channel, ErrorKind, TransportError};
 
 const TIME: Duration = Duration::from_secs(10);
+
+/// How long to wait when a resource has run out.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The maximum length of a message.
 const LONGEST: usize = 4096;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
+#[allow(dead_code, reason = "a test calls the two sides")]
 fn main() -> Outcome {
     let mut arguments = env::args().skip(1);
     let Some(address) = arguments.next() else {
@@ -39,7 +43,7 @@ fn main() -> Outcome {
     if messages.is_empty() { listen(address) } else { connect(address, &messages) }
 }
 
-fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
+pub(crate) fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
     let route = Route::resolve(address, Instant::now() + TIME)?;
     let context = route.open_device()?;
     let domain = context.alloc_pd()?;
@@ -66,11 +70,19 @@ fn connect(address: SocketAddr, messages: &[String]) -> Outcome {
     Ok(())
 }
 
-fn listen(address: SocketAddr) -> Outcome {
+pub(crate) fn listen(address: SocketAddr) -> Outcome {
     let mut listener = Listener::bind(address)?;
     println!("listening at {}", listener.local_addr().unwrap_or(address));
     loop {
-        let request = listener.next()?;
+        let request = match listener.next() {
+            // Such as too many open files.
+            Err(error) if error.kind() == ErrorKind::Resource => {
+                println!("{error}");
+                thread::sleep(PAUSE);
+                continue;
+            }
+            request => request?,
+        };
         let peer = request.peer_addr();
         println!("{peer:?} connects through {:?}", request.device_name());
         match echo(request) {

@@ -1,5 +1,5 @@
 //! A server of a thousand clients on one thread, which accepts them while it serves those that are there: nothing waits for a
-//! slow one, and nothing is polled by time. `one_thread_server [CLIENTS]`
+//! slow one, and nothing is polled by time while there are files. `one_thread_server [CLIENTS]`
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,12 +14,14 @@ use ibverbs::{
     AccessFlags, BufferPool, Context, Loop, PooledBuffer, PreparedChannel, ProtectionDomain,
     ReceiveWorkRequest, SendWorkRequest,
 };
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
+/// How long no clients are accepted when too many files are open.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// The bytes of a question, and of its answer.
 const LEN: usize = 8;
 
@@ -29,19 +31,19 @@ struct Guest {
     exchange: Exchange<PreparedChannel<'static>>,
 }
 
-struct Server {
-    channels: Loop<'static, PooledBuffer>,
+pub(crate) struct Server {
+    pub(crate) channels: Loop<'static, PooledBuffer>,
     domain: Arc<ProtectionDomain<'static>>,
     pool: BufferPool,
-    listener: TcpListener,
+    pub(crate) listener: TcpListener,
     guests: Vec<Guest>,
-    /// False once too many files are open, until a client leaves.
+    /// False while too many files are open.
     accepts: bool,
     answers: usize,
 }
 
 impl Server {
-    fn new(context: &Arc<Context<'static>>, clients: usize) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context<'static>>, clients: usize) -> Result<Self> {
         let domain = Arc::new(ProtectionDomain::new(context)?);
         let listener = TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
@@ -57,7 +59,7 @@ impl Server {
     }
 
     /// Serves until another thread has set `is_over` and woken it.
-    fn run(&mut self, waker: &LoopWaker, is_over: &AtomicBool) -> Result<()> {
+    pub(crate) fn run(&mut self, waker: &LoopWaker, is_over: &AtomicBool) -> Result<()> {
         loop {
             // The order matters: from here on, the files below become readable for what ends and for who wakes. `arm`
             // forgets earlier wake-ups, so the server looks at what they were for after it.
@@ -71,7 +73,6 @@ impl Server {
                 if ended.result().is_err() {
                     // Its client has left: the first operation that ends so removes it.
                     let _ = self.channels.remove(ended.channel);
-                    self.accepts = true;
                     continue;
                 }
                 let (channel, token, buffer) = (ended.channel, ended.token, ended.buffer);
@@ -90,7 +91,8 @@ impl Server {
                 let reads = guest.exchange.to_send().is_empty();
                 PollFd::new(&guest.stream, if reads { PollFlags::IN } else { PollFlags::OUT })
             }));
-            poll(&mut files, None)?;
+            poll(&mut files, (!self.accepts).then_some(&PAUSE))?;
+            self.accepts = true;
         }
     }
 
@@ -132,14 +134,17 @@ impl Server {
                 Ok(Step::Done((mut channel, _))) => {
                     // It ends when the client does, and the loop looks at it.
                     channel.keep_stream(guest.stream);
-                    let channel = self.channels.add(channel)?;
+                    let channel = match self.channels.add(channel) {
+                        Ok(channel) => channel,
+                        Err(failed) => {
+                            eprintln!("{}", failed.error);
+                            continue;
+                        }
+                    };
                     let buffer = self.pool.take().ok_or("more clients than buffers")?;
                     self.channels.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE)?;
                 }
-                Err(failed) => {
-                    eprintln!("{}", failed.error);
-                    self.accepts = true;
-                }
+                Err(failed) => eprintln!("{}", failed.error),
             }
         }
         Ok(())
@@ -147,6 +152,7 @@ impl Server {
 }
 
 /// Connects this many clients, each of which asks once when all have connected.
+#[allow(dead_code, reason = "a test has clients of its own")]
 fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let domain = Arc::new(ProtectionDomain::new(context)?);
@@ -176,6 +182,7 @@ fn ask(context: &Arc<Context<'static>>, address: SocketAddr, clients: usize) -> 
     Ok(())
 }
 
+#[allow(dead_code, reason = "a test has a server of its own")]
 fn main() -> Result<()> {
     let clients = std::env::args().nth(1).map_or(Ok(1000), |clients| clients.parse())?;
     let _software = ibverbs_software::register_if_none()?;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibverbs_kv::client::Client;
-use ibverbs_kv::server;
+use ibverbs_kv::plain::{self, PlainClient};
+use ibverbs_kv::{Connect, server};
 use ibverbs_software::Device;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -176,6 +177,83 @@ async fn a_client_that_is_killed_hurts_nobody() {
         server.until_clients_are(1).await;
     }
     server.stop().await;
+}
+
+/// A client's way to the server, over a stream that was connected before.
+struct Ready(std::sync::Mutex<Option<TcpStream>>);
+
+impl Connect for Ready {
+    type Stream = TcpStream;
+
+    async fn connect(&self) -> std::io::Result<TcpStream> {
+        let stream = self.0.lock().unwrap().take();
+        stream.ok_or_else(|| std::io::ErrorKind::NotConnected.into())
+    }
+}
+
+/// With no file left, clients are served that are there, others wait until there are files, and whoever stops the servers is heard.
+/// This test runs itself, with few files.
+#[tokio::test]
+async fn without_files_the_servers_serve_on() {
+    const ALONE: &str = "IBVERBS_KV_FEW_FILES";
+    if std::env::var_os(ALONE).is_none() {
+        let starting = STARTING.lock().await;
+        let mut alone = Command::new("sh");
+        alone.args(["-c", "ulimit -n 100; exec \"$0\" \"$@\""]);
+        alone.arg(std::env::current_exe().unwrap()).env(ALONE, "1");
+        alone.args(["--exact", "without_files_the_servers_serve_on", "--nocapture"]);
+        let mut alone = alone.spawn().unwrap();
+        drop(starting);
+        assert!(
+            tokio::task::spawn_blocking(move || alone.wait()).await.unwrap().unwrap().success()
+        );
+        return;
+    }
+    let all_files =
+        || -> Vec<_> { std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect() };
+    let patience = Duration::from_secs(60);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain = listener.local_addr().unwrap();
+    tokio::spawn(plain::run(listener));
+    let clients = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = clients.local_addr().unwrap();
+    let stop = Arc::new(Notify::new());
+    let context = Device::new().unwrap().open().unwrap();
+    let task = tokio::spawn(server::run(context, clients, None, stop.clone(), 4, 2));
+    let client = |stream| {
+        let context = Device::new().unwrap().open().unwrap();
+        Client::new(context, Ready(std::sync::Mutex::new(Some(stream)))).unwrap()
+    };
+    let mut one = client(TcpStream::connect(address).await.unwrap());
+    one.put(b"key", Some(b"value")).await.unwrap();
+    let mut tcp = PlainClient::connect(plain).await.unwrap();
+    tcp.put(b"key", b"value").await.unwrap();
+    // These wait in the backlog, since the servers run on this thread.
+    let connect = |to| {
+        let stream = std::net::TcpStream::connect(to).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        TcpStream::from_std(stream).unwrap()
+    };
+    let (mut waits, other) = (client(connect(address)), connect(plain));
+    let mut files = all_files();
+    for _ in 0..3 {
+        assert_eq!(one.get(b"key").await.unwrap(), Some(b"value".to_vec()));
+        assert_eq!(tcp.get(b"key").await.unwrap(), Some(b"value".to_vec()));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    files.clear();
+    let got = tokio::time::timeout(patience, waits.get(b"key")).await.expect("it waits for ever");
+    assert_eq!(got.unwrap(), Some(b"value".to_vec()));
+    drop(other);
+    let mut tcp =
+        tokio::time::timeout(patience, PlainClient::connect(plain)).await.unwrap().unwrap();
+    let got = tokio::time::timeout(patience, tcp.get(b"key")).await.expect("it waits for ever");
+    assert_eq!(got.unwrap(), Some(b"value".to_vec()));
+    let _other = connect(address);
+    files.extend(all_files());
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    stop.notify_one();
+    tokio::time::timeout(patience, task).await.expect("it does not hear").unwrap().unwrap();
 }
 
 #[tokio::test]

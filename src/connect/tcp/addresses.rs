@@ -26,7 +26,10 @@ const KEEPALIVE_PROBES: c_int = 4;
 macro_rules! connect_over_methods {
     ($connected:ty) => {
         /// [Connects](crate::PreparedChannel::connect) over a stream that is already connected: a Unix socket, TLS, or a
-        /// [`TcpStream`](std::net::TcpStream). The caller keeps the stream, without a deadline on its waits.
+        /// [`TcpStream`](std::net::TcpStream). The caller keeps the stream, without a deadline on its waits, and nothing watches
+        /// it: when the peer dies, sends fail once the device has used up its retries, and receives wait for ever. A channel
+        /// that is given a TCP stream by [`Channel::keep_stream`](crate::Channel::keep_stream) lets its
+        /// [`Loop`](crate::Loop) notice.
         ///
         /// # Errors
         ///
@@ -50,8 +53,7 @@ macro_rules! connect_over_methods {
         }
 
         /// [Accepts](crate::PreparedChannel::accept) over a stream that is already connected: see
-        /// [`connect_over`](Self::connect_over). A channel that is given a TCP stream afterwards
-        /// ([`Channel::keep_stream`](crate::Channel::keep_stream)) lets its [`Loop`](crate::Loop) notice that the peer is gone.
+        /// [`connect_over`](Self::connect_over), also for who watches the stream.
         ///
         /// # Errors
         ///
