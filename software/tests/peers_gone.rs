@@ -473,6 +473,56 @@ async fn channels_of_tasks(
     (channels, move || drop(clients))
 }
 
+/// Nothing was posted for the messages, or less than there are tasks.
+#[test]
+fn tasks_that_wait_for_messages_of_a_channel_that_fails_are_told_though_the_peer_lives() {
+    for receives in [0, 2] {
+        let host = Host::new();
+        let reactor = Arc::new(Reactor::new(host.domain.context_parent(), 64).unwrap());
+        block_on(async {
+            let driver = tokio::task::spawn_local({
+                let reactor = reactor.clone();
+                async move { reactor.run_on_tokio().await }
+            });
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let (leave, may_leave) = std::sync::mpsc::channel::<()>();
+            let peer = std::thread::spawn(move || {
+                let host = Host::new();
+                let _channel = client(&host, address);
+                may_leave.recv().unwrap();
+            });
+            let prepared = reactor.prepare(sized(Channel::builder(&host.domain))).unwrap();
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let channel = Arc::new(prepared.accept(&mut stream, b"").await.unwrap().0);
+            for _ in 0..receives {
+                let posted = channel.post_receive(host.pool.take().unwrap());
+                posted.map_err(|failed| failed.error).unwrap();
+            }
+            let waits = |_| {
+                let channel = channel.clone();
+                tokio::task::spawn_local(async move { channel.next_message().await })
+            };
+            let waiting: Vec<_> = (0..3).map(waits).collect();
+            tokio::task::yield_now().await;
+            // The peer has no such memory.
+            let region = host.domain.allocate_shared::<u8>(8, AccessFlags::REMOTE_WRITE).unwrap();
+            let remote = region.remote();
+            let buffer = host.pool.take_from(&[0; 8]).unwrap().unwrap();
+            let failed = channel.write(buffer, remote).await.unwrap_err().error;
+            assert!(!failed.is_peer_gone(), "{failed}");
+            for task in waiting {
+                let error = task.await.unwrap().unwrap_err().error;
+                assert!(!error.is_peer_gone(), "{error}");
+            }
+            assert!(channel.next_message().await.is_err());
+            leave.send(()).unwrap();
+            peer.join().unwrap();
+            driver.abort();
+        });
+    }
+}
+
 /// Nobody drives the reactor when the peers leave. Who drives it later finds that.
 #[test]
 fn peers_that_leave_between_two_runtimes_are_noticed_by_the_second() {

@@ -15,6 +15,9 @@
 //! whatever reason, wakes all tasks that wait; those that wait on start another one. A task outside of tokio, or in a runtime that
 //! has ended, is served by the helper.
 //!
+//! A driver that arms the queue takes the event from those that have not looked at it yet. It polls after that, for all; if it has found
+//! as much as it may in one turn, it tells the others, since it may not be polled again.
+//!
 //! What a stream [owes](crate::conn::Conn::owes) (bytes that were accepted, an end, credits) needs no call of the program, like
 //! the kernel's part of TCP. The thread that releases the lock and leaves something owed starts the helper, unless a thread waits
 //! in a call. Any driver may turn out not to be polled, so the helper looks every millisecond whether anybody has polled; if

@@ -200,14 +200,17 @@ async fn a_uri_of_another_scheme_is_refused_unless_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_tonic_ends_with_its_hub() {
     ends(async {
-        let (server, _one) = hub(|hub| hub);
+        let ((server, _one), (client, _two)) = (hub(|hub| hub), hub(|hub| hub));
         let listener = Listener::bind(&server, "127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
         let serve = tokio::spawn(
             tonic::transport::Server::builder()
                 .add_service(Echo)
                 .serve_with_incoming(Incoming::from(listener)),
         );
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // It is accepting when a client has connected.
+        let connects = ibverbs_stream::tokio::Stream::connect(&client, address);
+        let _client = connects.await.unwrap();
         assert!(!serve.is_finished());
         server.stop();
         serve.await.unwrap().unwrap();

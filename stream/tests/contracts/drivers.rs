@@ -393,6 +393,78 @@ fn what_a_task_has_written_arrives_though_nobody_polls_its_runtime() {
     }
 }
 
+/// A driver has taken the event for more than it handles in a turn, and is not polled again: the other one hears of it.
+#[test]
+fn what_a_driver_leaves_is_told_to_others() {
+    const MESSAGES: usize = 2000;
+    let many = |hub: HubBuilder| {
+        hub.chunk(64).receives(MESSAGES as u32).sends(MESSAGES as u32).max_connections(2)
+    };
+    let host = Host::with(many);
+    // On the same device, so that all is known to have arrived.
+    let peer = many(Hub::builder(&Arc::new(host.device.open().unwrap()))).build().unwrap();
+    let listener = ibverbs_stream::Listener::bind(&peer, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let runtimes = [runtime(), runtime()];
+    let (mut ours, mut peers) = (Vec::new(), Vec::new());
+    for runtime in &runtimes {
+        let (one, two) = thread::scope(|threads| {
+            let accepts = threads.spawn(|| listener.accept().unwrap().0);
+            let connects = Stream::connect(&host.hub, address);
+            (runtime.block_on(ends(connects)).unwrap(), accepts.join().unwrap())
+        });
+        two.set_nodelay(true).unwrap();
+        ours.push(Arc::new(one));
+        peers.push(two);
+    }
+    let waits = |at: usize| {
+        let stream: Arc<Stream> = ours[at].clone();
+        runtimes[at].spawn(async move { stream.readable().await })
+    };
+    let [first, second] = [waits(0), waits(1)];
+    let poll = |at: usize, times| {
+        runtimes[at].block_on(async {
+            for _ in 0..times {
+                tokio::task::yield_now().await;
+            }
+        });
+    };
+    (0..2).for_each(|at| poll(at, 10));
+    for _ in 0..MESSAGES - 1 {
+        peers[0].write_all(b"x").unwrap();
+    }
+    peers[1].write_all(b"x").unwrap();
+    host.wait_until_all_has_arrived();
+    poll(0, 2);
+    assert!(first.is_finished());
+    let until = soon();
+    while !second.is_finished() {
+        assert!(Instant::now() < until, "nobody tells the other driver");
+        poll(1, 2);
+        thread::yield_now();
+    }
+}
+
+/// Tasks of the set were the first that waited for the hub. They end with it, and the hub's driver does not.
+#[test]
+fn a_local_set_that_is_dropped_takes_nothing_from_others() {
+    let hosts = [Host::new(), Host::new()];
+    runtime().block_on(ends(async {
+        let set = tokio::task::LocalSet::new();
+        let (mut one, mut two) = set.run_until(pair(&hosts[0].hub, &hosts[1].hub)).await;
+        let (mut other, mut its_peer) = set.run_until(pair(&hosts[0].hub, &hosts[1].hub)).await;
+        let reads = set.spawn_local(async move { two.read_u8().await });
+        set.run_until(tokio::task::yield_now()).await;
+        assert!(!reads.is_finished());
+        drop(set);
+        assert!(reads.await.unwrap_err().is_cancelled());
+        assert_eq!(one.read(&mut [0; 8]).await.unwrap(), 0, "it has ended with its task");
+        talk(&mut other, &mut its_peer).await;
+        drop((one, other, its_peer));
+    }));
+    nothing_is_left(&hosts);
+}
+
 fn threads_of_hubs() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.flatten().filter_map(|task| std::fs::read(task.path().join("comm")).ok());
@@ -440,8 +512,13 @@ fn a_peer_that_makes_no_call_is_alive() {
                 one.set_read_timeout(Some(PATIENCE)).unwrap();
                 one.read_exact(&mut [0; 5])
             });
-            // More periods than the peer has receives.
-            thread::sleep(Duration::from_millis(30 * 60));
+            // More periods than the peer has receives: in each, the device asks the peer's.
+            let sent = || hosts[0].device.counters().packets_sent;
+            let (before, until) = (sent(), soon());
+            while sent() < before + 60 && !reads.is_finished() {
+                assert!(Instant::now() < until, "the device asks {} times", sent() - before);
+                thread::sleep(Duration::from_millis(1));
+            }
             assert!(!reads.is_finished(), "{:?}", reads.join());
             two.write_all(b"hello").unwrap();
             reads.join().unwrap().unwrap();

@@ -5,15 +5,13 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs_software::Device;
-use ibverbs_stream::{Hub, Listener, Role, Stream, tokio as tasks};
+use ibverbs_stream::{Listener, Role, Stream, tokio as tasks};
 use tokio::io::AsyncWriteExt as _;
 
-use super::{PATIENCE, soon};
+use super::{MANAGED, PATIENCE, managed_hub, soon};
 
 const SHORT: Duration = Duration::from_millis(5);
 
@@ -89,10 +87,8 @@ fn serve(address: SocketAddr, over_tcp: bool, accept: Accept<'_>) {
 }
 
 fn serve_as(how: &str) {
-    let device = Device::new().unwrap();
-    device.register();
-    let hub = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(8).build().unwrap();
-    let managed = SocketAddr::new(device.address(), 0);
+    let hub = managed_hub(8);
+    let managed = SocketAddr::new(MANAGED.address(), 0);
     let over_tcp = how.ends_with("TCP");
     if how.starts_with("threads") {
         let listener = match over_tcp {
@@ -127,9 +123,7 @@ fn clients_are_served_when_there_are_files_again() {
     if let Ok(how) = std::env::var(SERVES) {
         return serve_as(&how);
     }
-    let device = Device::new().unwrap();
-    device.register();
-    let hub = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(64).build().unwrap();
+    let hub = managed_hub(64);
     for how in ["threads over TCP", "tasks over TCP", "threads managed", "tasks managed"] {
         let mut server = Command::new("sh")
             .args(["-c", "ulimit -n 100; exec \"$0\" \"$@\""])

@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 
 use ibverbs::rdmacm::Route;
 use ibverbs::{Channel, ProtectionDomain};
-use ibverbs_software::Device;
 use ibverbs_stream::{Hub, Listener, Stream, tokio as tasks};
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Host, PATIENCE, soon};
+use super::{Host, MANAGED, PATIENCE, managed_hub, soon};
 
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
@@ -181,20 +180,12 @@ impl Drop for Victim {
     }
 }
 
-/// A device that the connection manager knows, and a hub on it.
-fn managed() -> (Device, Hub) {
-    let device = Device::new().unwrap();
-    device.register();
-    let hub = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(8).build().unwrap();
-    (device, hub)
-}
-
 fn is_killed_as(role: &str) {
-    let (device, hub) = managed();
+    let hub = managed_hub(8);
     let kept: Box<dyn std::any::Any> = match role.split_once(' ') {
         // A client that has asked, or has connected and said nothing.
         Some((step, to)) => {
-            let domain = ProtectionDomain::new(Arc::new(device.open().unwrap())).unwrap();
+            let domain = ProtectionDomain::new(Arc::new(MANAGED.open().unwrap())).unwrap();
             let mut hello = b"ibvS\0\x01\0\0".to_vec();
             hello.extend([0, 0, 16, 0, 0, 8, 0, 0, 0, 0, 0, 15]);
             let route = Route::resolve(to.parse().unwrap(), soon()).unwrap();
@@ -212,7 +203,7 @@ fn is_killed_as(role: &str) {
             }
         }
         None => {
-            let listener = Listener::bind_rdmacm(&hub, (device.address(), 0).into()).unwrap();
+            let listener = Listener::bind_rdmacm(&hub, (MANAGED.address(), 0).into()).unwrap();
             println!("\nis at {}", listener.local_addr().unwrap());
             if role == "accepts" {
                 Box::new(listener.accept().unwrap())
@@ -230,7 +221,7 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
     if let Ok(role) = std::env::var(VICTIM) {
         return is_killed_as(&role);
     }
-    let (device, hub) = managed();
+    let hub = managed_hub(8);
     let runtime = runtime();
     // The server, when nobody was answered, and when it has accepted.
     for role in ["listens", "accepts"] {
@@ -263,7 +254,7 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
     // The client, when it was not answered, and when it has said nothing yet.
     for by_tasks in [false, true] {
         for step in ["asked", "connected"] {
-            let at = (device.address(), 0).into();
+            let at = (MANAGED.address(), 0).into();
             let accepts: Box<dyn Fn(Instant) -> io::Result<()> + Send>;
             let to = if by_tasks {
                 let listener = runtime.block_on(async { tasks::Listener::bind_rdmacm(&hub, at) });
@@ -320,10 +311,8 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
 /// Clients are in the middle of connecting, and nobody accepts them any more.
 #[test]
 fn a_listener_that_is_dropped_leaves_no_client_waiting() {
-    let (device, hub) = managed();
-    let context = Arc::new(device.open().unwrap());
-    let client = Hub::builder(&context).max_connections(8).build().unwrap();
-    let (local, at) = ("127.0.0.1:0", (device.address(), 0).into());
+    let [hub, client] = [(); 2].map(|()| managed_hub(8));
+    let (local, at) = ("127.0.0.1:0", (MANAGED.address(), 0).into());
     let runtime = runtime();
     for over_tcp in [true, false] {
         for by_tasks in [false, true] {

@@ -10,11 +10,24 @@ mod promises;
 mod tasks;
 mod threads;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use ibverbs_software::Device;
 use ibverbs_stream::{Hub, HubBuilder};
+
+/// The device that the connection manager knows. A process has one, as a client's route is that of any device that is known.
+static MANAGED: LazyLock<Device> = LazyLock::new(|| {
+    let device = Device::new().unwrap();
+    device.register();
+    device
+});
+
+/// A hub on the device that the connection manager knows.
+fn managed_hub(most: u32) -> Hub {
+    let context = Arc::new(MANAGED.open().unwrap());
+    Hub::builder(&context).max_connections(most).build().unwrap()
+}
 
 /// A hub on a device of its own.
 struct Host {

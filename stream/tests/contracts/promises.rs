@@ -48,34 +48,24 @@ mod streams {
 
 #[cfg(feature = "rdmacm")]
 mod managed {
-    use std::sync::Arc;
-
-    use ibverbs_software::Device;
     use ibverbs_stream::Hub;
     pub(super) use ibverbs_stream::{Listener, Stream};
 
     use super::*;
+    use crate::managed_hub;
 
-    /// The connection manager knows the device of both hubs.
-    pub(super) static MANAGED: LazyLock<([Hub; 2], Device)> = LazyLock::new(|| {
-        let device = Device::new().unwrap();
-        device.register();
-        let hub = || {
-            let context = Arc::new(device.open().unwrap());
-            Hub::builder(&context).max_connections(64).build().unwrap()
-        };
-        ([hub(), hub()], device)
-    });
+    pub(super) static HUBS: LazyLock<[Hub; 2]> =
+        LazyLock::new(|| [(); 2].map(|()| managed_hub(64)));
 
     pub(super) fn address() -> std::net::SocketAddr {
-        (MANAGED.1.address(), 0).into()
+        (crate::MANAGED.address(), 0).into()
     }
 
     pub(super) fn pair() -> (Stream, Stream) {
-        let listener = Listener::bind_rdmacm(&MANAGED.0[1], address()).unwrap();
+        let listener = Listener::bind_rdmacm(&HUBS[1], address()).unwrap();
         let to = listener.local_addr().unwrap();
         thread::scope(|threads| {
-            let hub = &MANAGED.0[0];
+            let hub = &HUBS[0];
             let connects = threads.spawn(|| Stream::connect_rdmacm(hub, to, soon()).unwrap());
             let two = listener.accept().unwrap().0;
             (connects.join().unwrap(), two)
@@ -291,14 +281,14 @@ mod stream_tasks {
 mod managed_tasks {
     pub(super) use ibverbs_stream::tokio::{Listener, ReadHalf, Stream, WriteHalf};
 
-    use super::managed::{MANAGED, address};
+    use super::managed::{HUBS, address};
 
     pub(super) async fn listener() -> Listener {
-        Listener::bind_rdmacm(&MANAGED.0[1], address()).unwrap()
+        Listener::bind_rdmacm(&HUBS[1], address()).unwrap()
     }
 
     pub(super) async fn connect(to: std::net::SocketAddr) -> Stream {
-        Stream::connect_rdmacm(&MANAGED.0[0], to).await.unwrap()
+        Stream::connect_rdmacm(&HUBS[0], to).await.unwrap()
     }
 }
 
