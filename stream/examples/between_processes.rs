@@ -23,13 +23,14 @@ const TRIPS: u32 = 4000;
 const LARGE: usize = 64;
 const SMALL: usize = 50_000;
 
-const ROWS: [&str; 6] = [
+const ROWS: [&str; 7] = [
     "64 B there and back, threads",
     "64 B there and back, tasks",
     "1 MiB writes, threads",
     "1 MiB writes, tasks",
     "4 KiB writes, threads",
     "64 B writes, tasks",
+    "64 B writes, threads",
 ];
 
 /// Returns a row's work: how many times, and how much is written each time; there and back, or one way.

@@ -453,8 +453,12 @@ impl<B: Chunk> Conn<B> {
         Ok(at - before)
     }
 
-    pub(crate) fn has_tail(&self) -> bool {
-        self.tail.is_some()
+    /// Whether what is gathered has reached another power of two with the last bytes that were written, so many.
+    pub(crate) fn has_doubled(&self, written: usize) -> bool {
+        self.tail.as_ref().is_some_and(|tail| {
+            let len = tail.bytes().len() - HEADER;
+            len.checked_ilog2() != len.saturating_sub(written).checked_ilog2()
+        })
     }
 
     /// Whether what was gathered may have been thrown away, and its buffer is another stream's to take.

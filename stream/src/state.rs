@@ -445,9 +445,9 @@ impl State {
         self.member(id).ok_or(StreamError::Aborted)?.conn.flush()
     }
 
-    /// Whether what was written waits for what is in flight.
-    pub(crate) fn has_gathered(&mut self, id: ChannelId) -> bool {
-        self.member(id).is_some_and(|member| member.conn.has_tail())
+    /// See [`Conn::has_doubled`].
+    pub(crate) fn has_doubled(&mut self, id: ChannelId, written: usize) -> bool {
+        self.member(id).is_some_and(|member| member.conn.has_doubled(written))
     }
 
     /// Takes the next piece; or lets `copy` take its bytes, if they are few, and has its buffer receive again at once. `None`: there

@@ -276,7 +276,7 @@ pub struct WriteHalf {
 ///
 /// | | as with TCP, but |
 /// |---|---|
-/// | [`write`](Write::write) | while earlier bytes are in flight, what is written is gathered, and goes when these have arrived, or fill a message: without another call, but up to some 2 ms later if the program makes none. [`flush`](Write::flush) and [`set_nodelay`](Self::set_nodelay) have it go at once |
+/// | [`write`](Write::write) | while earlier bytes are in flight, what is written is gathered, and goes when these have arrived, or fill a message: without another call, but up to some 2 ms later if none waits meanwhile. [`flush`](Write::flush) and [`set_nodelay`](Self::set_nodelay) have it go at once |
 /// | [`shutdown`](Self::shutdown) | returns when the peer's device has everything that was written; for a peer that does not read, `TimedOut` after [`linger`](crate::HubBuilder::linger) |
 /// | drop | brings what was written to the peer, for [`linger`](crate::HubBuilder::linger) at most; with something unread, the peer gets `ConnectionReset` |
 /// | failure | all that has arrived before is read first; then each call fails, and no failure looks like the end of the stream |
@@ -632,8 +632,9 @@ impl Writer {
         let Handle { hub, id, .. } = &*self.handle;
         hub.wait(self.until(), |state| {
             let written = state.write(*id, &mut Cursor::new(from))?;
-            if state.owing > 0 && state.drivers.runs == 0 && state.has_gathered(*id) {
-                // Nobody else may have polled for what was in flight.
+            let has_gathered = state.owing > 0 && state.drivers.runs == 0;
+            if has_gathered && state.has_doubled(*id, written.unwrap_or_default()) {
+                // Nobody else may have polled for what was in flight. To do so for each short write costs more than the write.
                 state.turn();
             }
             Ok(written)
