@@ -232,6 +232,15 @@ impl OwnTemplates {
         Self(templates)
     }
 
+    /// Whether later sends have completions.
+    pub(crate) fn set_signaled(&mut self, signaled: bool) {
+        let flag = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        // SAFETY: it is borrowed exclusively, and `sends` is initialised.
+        for send in unsafe { &mut (*self.0.as_ptr()).sends } {
+            send.send_flags = if signaled { flag } else { 0 };
+        }
+    }
+
     /// Valid while the owner is.
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *mut Templates {

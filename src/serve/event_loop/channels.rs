@@ -156,6 +156,7 @@ impl<'res, B> Loop<'res, B> {
         };
         self.table.refuse(channel, TransportError::Stopped);
         link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR)?;
+        self.table.flush_unsignaled(channel);
         let slots = &self.table.slots[slots.start as usize..slots.end as usize];
         Ok(slots.iter().filter(|slot| slot.state.is_to_return()).count())
     }
@@ -177,12 +178,13 @@ impl<'res, B> Loop<'res, B> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, channel: ChannelId) -> Result<()> {
         const VERB: &str = "ibv_destroy_qp";
-        let Some(entry) = self.table.entry(channel) else { return Err(unknown(VERB)) };
-        let slots = entry.slots();
+        if self.table.entry(channel).is_none() {
+            return Err(unknown(VERB));
+        }
         self.table.end_sender(channel.index(), TransportError::Closed);
         match self.members.links[channel.index()].take() {
             Some(link) => {
-                self.table.flush(&link.core, slots, self.members.capacity);
+                self.table.flush(channel, &link.core, self.members.capacity);
                 self.end(channel.index(), link)
             }
             None if self.members.shared_receives(channel).is_some() => self.remove_shared(channel),
@@ -206,9 +208,10 @@ impl<'res, B> Loop<'res, B> {
 
     /// Takes the queue pair to ERR. If that fails, [removal](Self::remove) ends its operations.
     #[cold]
-    pub(super) fn to_error(&self, channel: ChannelId) {
+    pub(super) fn move_to_error(&mut self, channel: ChannelId) {
         if let Some(Some(link)) = self.members.links.get(channel.index()) {
             let _ = link.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+            self.table.flush_unsignaled(channel);
         }
     }
 
@@ -292,7 +295,9 @@ impl<'res, B> Loop<'res, B> {
             self.table.cold[channel.index()].stopped = Some(error);
             return;
         }
-        let has_failed = self.table.cold[channel.index()].has_failed;
+        let cold = &self.table.cold[channel.index()];
+        let (has_failed, is_covered) = (cold.has_failed, cold.covering != NEVER_FREE);
+        let is_connected = is_connected && !is_covered;
         let entry = &mut self.table.entries[channel.index()];
         for (queue, opens) in [(Queue::Send, is_connected), (Queue::Receive, !has_failed)] {
             let first = entry.first_of(queue);

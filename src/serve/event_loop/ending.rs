@@ -8,7 +8,7 @@ use std::thread;
 
 use super::Loop;
 use super::ended::{ChannelId, GONE, LoopBuffer, REMOVED, STOPPED};
-use super::slots::{List, NEVER_FREE, ONE, State};
+use super::slots::{NEVER_FREE, ONE, State};
 use super::table::Table;
 use crate::base::ffi;
 use crate::base::panics::catch;
@@ -26,9 +26,10 @@ impl<B> Table<B> {
         sent + slots.iter().filter(|slot| slot.state.is_in_flight()).count()
     }
 
-    /// Takes a queue pair to ERR, and polls until `slots` are flushed. A provider may drop the completions of a
+    /// Takes a channel's queue pair to ERR, and polls until its operations are flushed. A provider may drop the completions of a
     /// destroyed queue pair, so call it before.
-    pub(super) fn flush(&mut self, core: &Core, slots: Range<u32>, capacity: u32) {
+    pub(super) fn flush(&mut self, channel: ChannelId, core: &Core, capacity: u32) {
+        let slots = self.entries[channel.index()].slots();
         // An unknown completion ends nothing.
         let _ = self.settle_polled();
         let shares = !core.srq().is_null();
@@ -37,6 +38,7 @@ impl<B> Table<B> {
         {
             return;
         }
+        self.flush_unsignaled(channel);
         if shares {
             self.settle_all(capacity);
         }
@@ -105,7 +107,8 @@ impl<B> Table<B> {
 
     fn end_removed(&mut self, index: u32, status: ffi::ibv_wc_status) {
         let channel = self.slots[index as usize].channel;
-        self.cold[channel.index()].unposted = List::default();
+        let cold = &mut self.cold[channel.index()];
+        (cold.unposted, cold.unsignaled, cold.covering) = Default::default();
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 

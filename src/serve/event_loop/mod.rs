@@ -31,6 +31,7 @@ mod slots;
 mod table;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod tasks;
+mod unsignaled;
 #[cfg_attr(not(feature = "async"), allow(dead_code))] // it is for them
 mod waiters;
 mod waking;
@@ -50,6 +51,7 @@ pub(crate) use detached::{Detached, PendingDestroy, step};
 use members::Members;
 #[cfg(feature = "async")]
 pub(crate) use shared::shared_queue;
+use slots::State;
 use table::Table;
 #[cfg(feature = "async")]
 pub(crate) use tasks::DeferredStep;
@@ -237,7 +239,8 @@ impl<'res, B> Loop<'res, B> {
     ///
     ///  - [`Cancelled`](crate::TransportError::Cancelled): a [`LoopWaker`] has woken the loop since a wait last returned
     ///    for it. Everything is still in flight.
-    ///  - [`Verbs`](crate::TransportError::Verbs): `EDEADLK`: nothing was posted, and no [`LoopWaker`] is left: the wait
+    ///  - [`Verbs`](crate::TransportError::Verbs): `EDEADLK`: nothing was posted, or only
+    ///    [sends without completions](Self::post_unsignaled), and no [`LoopWaker`] and no [`LoopSender`] is left: the wait
     ///    would never end.
     ///  - [`PeerGone`](crate::TransportError::PeerGone): [`next_gone`](Self::next_gone) has a channel.
     pub fn wait_ended(&mut self) -> TransportResult<Ended<B>> {
@@ -247,26 +250,36 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
+    /// Whether nothing will end by itself.
+    fn is_idle(&self) -> bool {
+        let all = 0..self.table.slots.len() as u32;
+        let without = self.table.slots.iter().filter(|slot| slot.state == State::Unsignaled);
+        self.table.in_flight(all) == without.count()
+    }
+
     #[cold]
     fn sleep_until_ended(&mut self) -> TransportResult<Ended<B>> {
         let queue = self.queue.clone();
         let waiters = queue.own_channel()?.waiters();
-        let all = 0..self.table.slots.len() as u32;
-        let is_idle = self.table.in_flight(all) == 0;
-        let wakes = self.wakes;
-        // Also if the last handle that could wake it goes.
-        let is_woken = || waiters.wakes() != wakes || is_idle && !waiters.is_wakeable();
-        let poll = || match self.next_ended() {
-            Ok(None) if is_woken() || self.has_gone() => Ok(Some(Ok(None))),
-            ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
-        };
-        match queue.sleep_until_found(None, poll, is_woken)?? {
-            Some(ended) => Ok(ended),
-            None if self.take_wake()? => Err(TransportError::Cancelled),
-            None if self.has_gone() => Err(TransportError::PeerGone),
-            None => {
-                let reason = "nothing was posted on the loop, and no LoopWaker would end the wait";
-                Err(Error::with_reason("ibv_get_cq_event", libc::EDEADLK, reason).into())
+        loop {
+            let (is_idle, wakes) = (self.is_idle(), self.wakes);
+            // Also if the last handle that could wake it goes.
+            let is_woken = || waiters.wakes() != wakes || is_idle && !waiters.is_wakeable();
+            let poll = || match self.next_ended() {
+                Ok(None) if is_woken() || self.has_gone() => Ok(Some(Ok(None))),
+                ended => Ok(ended.transpose().map(|ended| ended.map(Some))),
+            };
+            match queue.sleep_until_found(None, poll, is_woken)?? {
+                Some(ended) => return Ok(ended),
+                None if self.take_wake()? => return Err(TransportError::Cancelled),
+                None if self.has_gone() => return Err(TransportError::PeerGone),
+                None if self.is_idle() => {
+                    let reason = "nothing was posted that has a completion, and no LoopWaker would end the wait";
+                    let error = Error::with_reason("ibv_get_cq_event", libc::EDEADLK, reason);
+                    return Err(error.into());
+                }
+                // A sender has posted, and is gone.
+                None => {}
             }
         }
     }

@@ -152,6 +152,7 @@ impl<B> Table<B> {
         if let Some(core) = self.core(channel) {
             // Only the owner of the loop uses the core. If this fails, removal ends its operations.
             let _ = core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
+            self.flush_unsignaled(channel);
         }
     }
 

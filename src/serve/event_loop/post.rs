@@ -146,6 +146,10 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let queue = const { queue_index(R::Operation::QUEUE) };
+        let request = match self.post_covering::<R, E>(channel, request, state, token) {
+            Ok(posted) => return posted,
+            Err(request) => request,
+        };
         let table = &mut self.table;
         if let Some(free) = table.search(table.entries[channel.index()].next[queue]) {
             table.entries[channel.index()].next[queue] = free;
@@ -223,7 +227,7 @@ impl<B> Loop<'_, B> {
                 return;
             }
         }
-        self.to_error(channel);
+        self.move_to_error(channel);
     }
 }
 

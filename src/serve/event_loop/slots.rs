@@ -42,6 +42,10 @@ pub(super) enum State {
     Probe,
     /// A receive into a list in flight: the table tells the list the length of the message.
     List,
+    /// A send whose success has no completion: a later one ends it.
+    Unsignaled,
+    /// A send whose completion also ends those without one before it.
+    Covers,
     /// A receive after the connection failed. It is not posted, and ends after those before it.
     Unposted,
     /// The slot is for credit reads. Their number is in the channel's `Credits`.
@@ -65,7 +69,15 @@ impl State {
 
     /// `next_ended` is still to return it.
     pub(super) fn is_to_return(self) -> bool {
-        matches!(self, Self::Token | Self::List | Self::Unposted | Self::Ended)
+        matches!(
+            self,
+            Self::Token
+                | Self::List
+                | Self::Unsignaled
+                | Self::Covers
+                | Self::Unposted
+                | Self::Ended
+        )
     }
 }
 

@@ -58,6 +58,10 @@ pub(super) struct ColdState {
     /// The queue pair is to be taken to ERR, which a channel that is out of its loop waits for.
     pub(super) must_flush: bool,
     pub(super) unposted: List,
+    /// Sends without completions and those that end them, in their order.
+    pub(super) unsignaled: List,
+    /// The slot of the next send, which has a completion. `NEVER_FREE`: none before it lacks one.
+    pub(super) covering: u32,
     /// It was dropped while out of the loop, which destroys it when it comes back.
     pub(super) is_dropped: bool,
 }
@@ -295,7 +299,10 @@ impl<B> Table<B> {
                         false => slot.queue_pair == queue_pair,
                     } =>
             {
-                if status != ffi::ibv_wc_status::IBV_WC_SUCCESS && !slot.is_shared() {
+                self.end_covered(index, completion);
+                if status != ffi::ibv_wc_status::IBV_WC_SUCCESS
+                    && !self.slots[index as usize].is_shared()
+                {
                     self.end_with_failure(index, *completion);
                 } else {
                     self.finish(index, completion);

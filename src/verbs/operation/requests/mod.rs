@@ -54,7 +54,7 @@ macro_rules! work_requests {
         impl<$d $(, $x)?> $name<$d $(, $x)?> {
             /// On a queue pair, success has no completion, unless the queue pair was built with
             /// [`signal_all`](crate::QueuePairBuilder::signal_all). The request holds its place in the queue until a
-            /// later one completes. On a channel this has no effect.
+            /// later one completes. On a channel this has no effect; a loop has `post_unsignaled`.
             #[doc(alias = "IBV_SEND_SIGNALED")]
             #[inline(always)]
             pub fn unsignaled(mut self) -> Self {

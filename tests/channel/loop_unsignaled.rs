@@ -1,0 +1,227 @@
+//! Sends of a loop without completions of their own.
+
+use std::time::Duration;
+
+use ibverbs::{
+    ChannelId, OperationError, PooledBuffer, RemoteMemoryRegion, SendWorkRequest, TransportError,
+    WorkStatus, WriteWorkRequest,
+};
+use ibverbs_function_device::{FunctionDevice, Progress};
+
+use crate::loops::{Loops, next};
+use crate::pair::TestDevice;
+use crate::software::Software;
+
+fn rig<D: TestDevice>(device: D) -> (Loops<D>, ChannelId, ChannelId) {
+    let mut loops = Loops::on(device);
+    let (channel, peer) = loops.connect();
+    (loops, channel, peer)
+}
+
+fn manual() -> FunctionDevice {
+    let device = FunctionDevice::make();
+    device.progress(Progress::Manual);
+    device
+}
+
+fn post<D: TestDevice>(
+    loops: &mut Loops<D>,
+    at: ChannelId,
+    token: u64,
+) -> Result<(), OperationError<PooledBuffer>> {
+    let buffer = loops.filled(token as u8);
+    loops.here.post_unsignaled(at, SendWorkRequest::new(buffer), token)
+}
+
+/// Every fourth has a completion.
+#[test]
+fn what_has_no_completion_comes_back_with_the_next_one() {
+    let (mut loops, channel, peer) = rig(manual());
+    for round in 0..3 {
+        for token in 0..4 {
+            loops.receive(peer, token);
+        }
+        for token in 0..3 {
+            post(&mut loops, channel, token).unwrap();
+        }
+        loops.device.run();
+        assert!(loops.here.next_ended().unwrap().is_none(), "{round}: none has a completion");
+        assert_eq!(loops.here.in_flight(channel), 3);
+        loops.send(channel, 3, 3);
+        loops.device.run();
+        for token in 0..4 {
+            let ended = next(&mut loops.here);
+            assert_eq!((ended.channel, ended.token), (channel, token));
+            assert_eq!(ended.buffer[0], token as u8);
+            ended.result().unwrap();
+            assert_eq!(next(&mut loops.peers).buffer[0], token as u8);
+        }
+        assert_eq!(loops.here.in_flight(channel), 0);
+    }
+    loops.finish();
+}
+
+#[test]
+fn the_last_place_is_for_one_with_a_completion() {
+    let (mut loops, channel, peer) = rig(manual());
+    for _ in 0..3 {
+        for token in 0..4 {
+            loops.receive(peer, token);
+            post(&mut loops, channel, token).unwrap();
+        }
+        let full = post(&mut loops, channel, 4).unwrap_err();
+        assert_eq!(full.error, TransportError::QueueFull);
+        assert!(full.buffer.is_some());
+        drop(full);
+        loops.device.run();
+        for token in 0..4 {
+            let ended = next(&mut loops.here);
+            assert_eq!(ended.token, token);
+            ended.result().unwrap();
+            drop(next(&mut loops.peers));
+        }
+    }
+    loops.finish();
+}
+
+#[test]
+fn a_loop_does_not_wait_for_what_has_no_completion() {
+    let (mut loops, channel, peer) = rig(Software::make());
+    loops.receive(peer, 1);
+    post(&mut loops, channel, 1).unwrap();
+    let Err(TransportError::Verbs(error)) = loops.here.wait_ended() else { panic!("it ends") };
+    assert_eq!(error.raw_os_error(), Some(libc::EDEADLK));
+    loops.receive(peer, 2);
+    loops.send(channel, 2, 2);
+    for token in [1, 2] {
+        assert_eq!(loops.here.wait_ended().unwrap().token, token);
+        drop(next(&mut loops.peers));
+    }
+    loops.finish();
+}
+
+/// Some were carried out, some not.
+#[test]
+fn all_come_back_when_the_channel_ends() {
+    type End = fn(&mut Loops<FunctionDevice>, ChannelId);
+    let ends: [(&str, End); 2] = [
+        ("stop", |loops, at| assert_eq!(loops.here.stop(at), Ok(3))),
+        ("remove", |loops, at| loops.here.remove(at).unwrap()),
+    ];
+    for (name, end) in ends {
+        for carried_out in [0, 1, 3] {
+            let device = manual();
+            let mut loops = Loops::on(device);
+            let prepare = |loops: &Loops<FunctionDevice>| {
+                loops.prepare(&loops.here).settle_timeout(Duration::from_secs(600))
+            };
+            let (one, two) = crate::pair::connect(prepare(&loops), loops.prepare(&loops.peers));
+            let channel = loops.here.add(one).unwrap();
+            let peer = loops.peers.add(two).unwrap();
+            for token in 0..3 {
+                loops.receive(peer, token);
+            }
+            for token in 0..3 {
+                if token == carried_out {
+                    loops.device.run();
+                }
+                post(&mut loops, channel, token).unwrap();
+            }
+            if carried_out == 3 {
+                loops.device.run();
+            }
+            end(&mut loops, channel);
+            for token in 0..3 {
+                let ended = next(&mut loops.here);
+                assert_eq!((ended.channel, ended.token), (channel, token), "{name}");
+                assert!(ended.result().is_err(), "{name}: nobody knows");
+            }
+            let refused = post(&mut loops, channel, 4).unwrap_err();
+            assert!(refused.buffer.is_some(), "{name}");
+            drop(refused);
+            loops.finish();
+        }
+    }
+}
+
+#[test]
+fn a_dropped_loop_drops_their_buffers() {
+    let (mut loops, channel, _) = rig(manual());
+    post(&mut loops, channel, 1).unwrap();
+    post(&mut loops, channel, 2).unwrap();
+    loops.finish();
+}
+
+#[test]
+fn what_fails_has_a_completion_and_what_was_before_it_has_succeeded() {
+    let (mut loops, channel, peer) = rig(Software::manual());
+    loops.receive(peer, 0);
+    post(&mut loops, channel, 0).unwrap();
+    let nowhere = RemoteMemoryRegion::new(0x1000, 64, 1).unwrap();
+    let mut buffer = loops.filled(1);
+    buffer.set_len(8).unwrap();
+    loops.here.post_unsignaled(channel, WriteWorkRequest::new(buffer, nowhere), 1).unwrap();
+    post(&mut loops, channel, 2).unwrap();
+    loops.device.run();
+    let statuses: Vec<_> = (0..3)
+        .map(|token| {
+            let ended = next(&mut loops.here);
+            assert_eq!(ended.token, token);
+            match ended.result() {
+                Ok(_) => WorkStatus::Success,
+                Err(TransportError::Work(error)) => error.status(),
+                Err(error) => panic!("{error}"),
+            }
+        })
+        .collect();
+    assert_eq!(statuses[0], WorkStatus::Success);
+    assert!(![WorkStatus::Success, WorkStatus::Flushed].contains(&statuses[1]), "{statuses:?}");
+    assert_eq!(statuses[2], WorkStatus::Flushed);
+    loops.finish();
+}
+
+/// The peer's queue pair is gone, so nothing is acknowledged.
+#[test]
+fn all_come_back_from_a_peer_that_is_dead() {
+    let (mut loops, channel, peer) = rig(Software::make());
+    loops.peers.remove(peer).unwrap();
+    for token in 0..3 {
+        post(&mut loops, channel, token).unwrap();
+    }
+    for token in 0..3 {
+        let ended = next(&mut loops.here);
+        assert_eq!(ended.token, token);
+        assert!(ended.result().is_err());
+    }
+    loops.finish();
+}
+
+#[test]
+fn a_refused_post_changes_nothing() {
+    let (mut loops, channel, peer) = rig(manual());
+    for token in 0..3 {
+        loops.receive(peer, token);
+    }
+    for (token, unsignaled) in [(0, true), (1, true), (2, false)] {
+        loops.device.fail("post_send").errno(libc::EIO).times(1);
+        for refused in [true, false] {
+            let posted = match unsignaled {
+                true => post(&mut loops, channel, token),
+                false => {
+                    let message = SendWorkRequest::new(loops.filled(2));
+                    loops.here.post(channel, message, token)
+                }
+            };
+            assert_eq!(posted.is_err(), refused, "{token}");
+            assert!(posted.err().is_none_or(|refused| refused.buffer.is_some()));
+        }
+    }
+    loops.device.run();
+    for token in 0..3 {
+        let ended = next(&mut loops.here);
+        assert_eq!(ended.token, token);
+        ended.result().unwrap();
+        drop(next(&mut loops.peers));
+    }
+    loops.finish();
+}
