@@ -27,11 +27,20 @@ static void prepare(struct posting *p, const struct handles *h)
 	p->wr.sg_list = &p->sge;
 }
 
+static inline void relax(void)
+{
+#ifdef __x86_64__
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
 static inline void lock(struct posting *p)
 {
 	while (unlikely(__atomic_exchange_n(&p->locked, 1, __ATOMIC_ACQUIRE)))
 		while (__atomic_load_n(&p->locked, __ATOMIC_RELAXED))
-			__builtin_ia32_pause();
+			relax();
 }
 
 static inline bool post(struct posting *p, uint64_t wr_id)

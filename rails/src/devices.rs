@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ibverbs::channel::AnyBuffer;
 use ibverbs::device::{LinkLayer, PciAddress, PciDistance, PciFunction, PortState};
-use ibverbs::pool::SharedMemoryRange;
 use ibverbs::{
     AccessFlags, AckTimeout, ChannelBuilder, ChannelId, Context, Loop, MaxAckRetries,
     MaxRnrRetries, ProtectionDomain, SharedMemoryRegion,
@@ -30,7 +30,7 @@ pub(crate) struct Device {
     pub(crate) port: u8,
     pub(crate) facts: Facts,
     /// Dropped before the domain and the context.
-    pub(crate) engine: Loop<'static, SharedMemoryRange<u8>>,
+    pub(crate) engine: Loop<'static, AnyBuffer>,
     /// The lanes, by the index of their channel in the loop.
     pub(crate) lanes: Vec<Lane>,
     pub(crate) scratch: Arc<SharedMemoryRegion<'static, u8>>,

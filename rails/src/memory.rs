@@ -2,12 +2,14 @@
 
 use std::num::NonZero;
 use std::ops::{Bound, RangeBounds};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{panic, thread};
 
-use ibverbs::memory::{PinnedMemory, RegionBuffer, SharedMemory};
-use ibverbs::pool::SharedMemoryRange;
+use ibverbs::memory::{
+    PinnedMemory, RawMemoryRange, RawMemoryRegion, RegionBuffer, SharedMemory, SharedMemoryRange,
+};
 use ibverbs::{
     AccessFlags, ProtectionDomain, RegionOptions, RemoteMemoryRegion, SharedMemoryRegion,
 };
@@ -22,8 +24,21 @@ use crate::error::{RailsError, Result};
 /// [region](Self::region) of any device copies bytes in and out.
 #[derive(Clone, Debug)]
 pub struct RailMemory {
-    /// A region of each device.
-    regions: Arc<[Arc<SharedMemoryRegion<'static, u8>>]>,
+    regions: Regions,
+}
+
+/// A region of each device.
+#[derive(Clone, Debug)]
+enum Regions {
+    Shared(Arc<[Arc<SharedMemoryRegion<'static, u8>>]>),
+    /// Of a dma-buf, each at addresses of its own.
+    DmaBuf(Arc<[Arc<RawMemoryRegion<'static>>]>),
+}
+
+/// A part of it on a device: the buffer of a request.
+pub(crate) enum LocalPart {
+    Shared(SharedMemoryRange<u8>),
+    DmaBuf(RawMemoryRange),
 }
 
 impl RailMemory {
@@ -68,7 +83,7 @@ impl RailMemory {
             regions.collect::<Result<Vec<_>>>()
         })?;
         let regions = [first].into_iter().chain(others).map(Arc::new).collect();
-        Ok(Self { regions })
+        Ok(Self { regions: Regions::Shared(regions) })
     }
 
     /// Registers a part of memory that is there in all domains.
@@ -83,42 +98,86 @@ impl RailMemory {
             let region = memory.register(domain, start..start + len, options);
             region.map(Arc::new).map_err(|error| RailsError::verbs(name, error))
         };
-        Ok(Self { regions: domains.iter().map(register).collect::<Result<_>>()? })
+        let regions = domains.iter().map(register).collect::<Result<_>>()?;
+        Ok(Self { regions: Regions::Shared(regions) })
+    }
+
+    /// Registers a part of a dma-buf in all domains.
+    pub(crate) fn of_dmabuf(
+        domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        access: AccessFlags,
+    ) -> Result<Self> {
+        let register = |&(name, domain): &(&str, &Arc<_>)| {
+            let region = RawMemoryRegion::map_dmabuf(domain, dmabuf, offset, len, access);
+            region.map(Arc::new).map_err(|error| RailsError::verbs(name, error))
+        };
+        let regions = domains.iter().map(register).collect::<Result<_>>()?;
+        Ok(Self { regions: Regions::DmaBuf(regions) })
     }
 
     /// Its length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
-        self.regions[0].len()
+        match &self.regions {
+            Regions::Shared(regions) => regions[0].len(),
+            Regions::DmaBuf(regions) => regions[0].len(),
+        }
+    }
+
+    fn devices(&self) -> usize {
+        match &self.regions {
+            Regions::Shared(regions) => regions.len(),
+            Regions::DmaBuf(regions) => regions.len(),
+        }
     }
 
     /// The region of one of the devices, by its place in [`Rails::devices`](crate::Rails::devices): to copy bytes in
-    /// and out, any of them will do.
+    /// and out, any of them will do. `None` also if it is a [dma-buf](crate::Rails::register_dmabuf).
     pub fn region(&self, device: usize) -> Option<&Arc<SharedMemoryRegion<'static, u8>>> {
-        self.regions.get(device)
+        match &self.regions {
+            Regions::Shared(regions) => regions.get(device),
+            Regions::DmaBuf(_) => None,
+        }
+    }
+
+    fn first(&self) -> Result<&SharedMemoryRegion<'static, u8>> {
+        let reason = "a dma-buf is for devices: its exporter reads and writes it, or lets the program map it";
+        self.region(0)
+            .map(|region| &**region)
+            .ok_or_else(|| RailsError::InvalidInput(reason.into()))
     }
 
     /// Copies the bytes from `offset` on to `to`.
     ///
     /// # Errors
     ///
-    ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes.
+    ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes, or is a dma-buf.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
-        self.regions[0].read(offset, to).map_err(RailsError::range)
+        self.first()?.read(offset, to).map_err(RailsError::range)
     }
 
     /// Copies `from` to the bytes from `offset` on.
     ///
     /// # Errors
     ///
-    ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes.
+    ///  - [`InvalidInput`](RailsError::InvalidInput): the memory ends before that many bytes, or is a dma-buf.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.regions[0].write(offset, from).map_err(RailsError::range)
+        self.first()?.write(offset, from).map_err(RailsError::range)
     }
 
     /// The keys that a peer needs to read and write this memory, as far as its access allows. The program sends them over.
     pub fn remote(&self) -> RemoteRailMemory {
-        RemoteRailMemory::new(self.regions.iter().map(|region| region.remote()))
+        match &self.regions {
+            Regions::Shared(regions) => {
+                RemoteRailMemory::new(regions.iter().map(|region| region.remote()))
+            }
+            Regions::DmaBuf(regions) => {
+                RemoteRailMemory::new(regions.iter().map(|region| region.remote()))
+            }
+        }
     }
 
     /// A part of it as the buffer of a request on a device.
@@ -128,8 +187,16 @@ impl RailMemory {
         device: usize,
         start: usize,
         len: usize,
-    ) -> ibverbs::Result<SharedMemoryRange<u8>> {
-        SharedMemoryRange::new(self.regions[device].clone(), start..start + len)
+    ) -> ibverbs::Result<LocalPart> {
+        let range = start..start + len;
+        match &self.regions {
+            Regions::Shared(regions) => {
+                SharedMemoryRange::new(regions[device].clone(), range).map(LocalPart::Shared)
+            }
+            Regions::DmaBuf(regions) => {
+                RawMemoryRange::new(regions[device].clone(), range).map(LocalPart::DmaBuf)
+            }
+        }
     }
 
     /// A part of it, for a [`Transfer`](crate::Transfer).
@@ -166,7 +233,7 @@ impl RailSlice {
 
     /// How many devices it is registered on.
     pub(crate) fn devices(&self) -> usize {
-        self.memory.regions.len()
+        self.memory.devices()
     }
 
     /// A part of it as the buffer of a request on a device.
@@ -176,7 +243,7 @@ impl RailSlice {
         device: usize,
         offset: usize,
         len: usize,
-    ) -> ibverbs::Result<SharedMemoryRange<u8>> {
+    ) -> ibverbs::Result<LocalPart> {
         self.memory.range(device, self.start + offset, len)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use ibverbs::memory::SharedMemoryRange;
 use ibverbs::{ChannelId, QueuePairEndpoint, ReadWorkRequest, RemoteMemoryRegion, TransportError};
 
 use crate::control::{Ends, Frame};
@@ -11,7 +12,7 @@ use crate::event::{self, Event, PeerId};
 use crate::negotiate::nonsense;
 use crate::pair::{Pair, State};
 use crate::peer::{Peer, Stage};
-use crate::posting::{Buffer, SEND};
+use crate::posting::SEND;
 use crate::rails::Rails;
 
 /// How many pairs this side opens at a time, and how many peers it answers.
@@ -162,7 +163,7 @@ impl Rails {
         let index = self.peers[peer].pairs[pair].ours;
         let device = &mut self.devices[index];
         device.engine.handshake(channel, remote)?;
-        let buffer = Buffer::new(device.scratch.clone(), ..PROBE)?;
+        let buffer = SharedMemoryRange::new(device.scratch.clone(), ..PROBE)?;
         let memory = memory.sub_region(0, PROBE as u64)?;
         let posted = device.engine.post(channel, ReadWorkRequest::new(buffer, memory), SEND);
         posted.map_err(|error| error.error)?;

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use ibverbs::channel::WorkRequest;
-use ibverbs::pool::SharedMemoryRange;
+use ibverbs::channel::{AnyBuffer, WorkRequest};
+use ibverbs::memory::{RawMemoryRange, SharedMemoryRange};
 use ibverbs::{
     ChannelId, OperationError, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
     WriteWorkRequest,
@@ -13,6 +13,7 @@ use crate::control::Frame;
 use crate::devices::{Device, SENDS, Work};
 use crate::error::RailsError;
 use crate::event::{PeerId, TransferId};
+use crate::memory::LocalPart;
 use crate::messages::immediate;
 use crate::pair::{Pair, State};
 use crate::peer::Peer;
@@ -23,7 +24,8 @@ use crate::transfer::{Active, Kind, Piece, SHORTEST_PIECE};
 pub(crate) const RECEIVE: u64 = 0;
 pub(crate) const SEND: u64 = 1;
 
-pub(crate) type Buffer = SharedMemoryRange<u8>;
+/// A range of memory of this process, or of a dma-buf.
+pub(crate) type Buffer = AnyBuffer;
 
 /// Work that comes before more pieces are posted.
 enum Stop {
@@ -130,8 +132,18 @@ impl Rails {
                     return self.lose(id, RailsError::range(error));
                 }
             };
-            let request = WriteWorkRequest::new(buffer, remote).immediate(immediate(number));
-            let posted = device.engine.post(channel, request, SEND);
+            let immediate = immediate(number);
+            let engine = &mut device.engine;
+            let posted = match buffer {
+                LocalPart::Shared(buffer) => {
+                    let request = WriteWorkRequest::new(buffer, remote).immediate(immediate);
+                    engine.post(channel, request, SEND)
+                }
+                LocalPart::DmaBuf(buffer) => {
+                    let request = WriteWorkRequest::new(buffer, remote).immediate(immediate);
+                    engine.post(channel, request, SEND)
+                }
+            };
             // Without the buffer, it is in flight.
             if posted.as_ref().err().is_none_or(|error| error.buffer.is_none()) {
                 sends.push_back(Work::Message(number));
@@ -153,7 +165,7 @@ impl Rails {
         channel: ChannelId,
     ) {
         let Device { scratch, engine, .. } = &mut self.devices[device];
-        let Ok(buffer) = Buffer::new(scratch.clone(), ..) else { return };
+        let Ok(buffer) = SharedMemoryRange::new(scratch.clone(), ..) else { return };
         if let Err(error) = engine.post(channel, ReceiveWorkRequest::new(buffer), RECEIVE) {
             self.not_posted(peer, pair, &error);
         }
@@ -187,14 +199,17 @@ enum NotPosted {
 impl Burst<'_> {
     /// Posts pieces, one at least.
     fn post(self, now: Instant) -> Result<(), NotPosted> {
+        macro_rules! post_as {
+            ($request:expr) => {
+                self.post_as(now, $request, $request)
+            };
+        }
         match (self.active.transfer.kind, self.active.mark()) {
-            (Kind::Read, _) => {
-                self.post_as(now, |buffer, remote, _| ReadWorkRequest::new(buffer, remote))
-            }
+            (Kind::Read, _) => post_as!(|buffer, remote, _| ReadWorkRequest::new(buffer, remote)),
             (Kind::Write, None) => {
-                self.post_as(now, |buffer, remote, _| WriteWorkRequest::new(buffer, remote))
+                post_as!(|buffer, remote, _| WriteWorkRequest::new(buffer, remote))
             }
-            (Kind::Write, Some(mark)) => self.post_as(now, |buffer, remote, piece| {
+            (Kind::Write, Some(mark)) => post_as!(|buffer, remote, piece: &Piece| {
                 let mark = mark.piece(piece.number, piece.is_last);
                 let mark = mark.expect("a notified transfer has MAX_PIECES at most");
                 WriteWorkRequest::new(buffer, remote).immediate(mark.to_immediate())
@@ -204,11 +219,16 @@ impl Burst<'_> {
 
     /// A loop for each kind of request, in which the compiler keeps more in registers.
     #[inline(always)]
-    fn post_as<R: WorkRequest<Kept = Buffer>>(
+    fn post_as<R, Q>(
         self,
         now: Instant,
-        request: impl Fn(Buffer, RemoteMemoryRegion, &Piece) -> R,
-    ) -> Result<(), NotPosted> {
+        of_shared: impl Fn(SharedMemoryRange<u8>, RemoteMemoryRegion, &Piece) -> R,
+        of_dmabuf: impl Fn(RawMemoryRange, RemoteMemoryRegion, &Piece) -> Q,
+    ) -> Result<(), NotPosted>
+    where
+        R: WorkRequest<Kept = SharedMemoryRange<u8>>,
+        Q: WorkRequest<Kept = RawMemoryRange>,
+    {
         let Self { device, channel, pair, transfer, active, rails } = self;
         let Device { engine, lanes, .. } = device;
         let sends = &mut lanes[channel.index()].sends;
@@ -237,7 +257,15 @@ impl Burst<'_> {
                     break;
                 }
             };
-            if let Err(error) = engine.post(channel, request(buffer, remote, &piece), SEND) {
+            let posted = match buffer {
+                LocalPart::Shared(buffer) => {
+                    engine.post(channel, of_shared(buffer, remote, &piece), SEND)
+                }
+                LocalPart::DmaBuf(buffer) => {
+                    engine.post(channel, of_dmabuf(buffer, remote, &piece), SEND)
+                }
+            };
+            if let Err(error) = posted {
                 // Without the buffer, it is in flight.
                 let is_refused = error.buffer.is_some();
                 result = Err(NotPosted::Refused(error));

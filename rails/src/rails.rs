@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 use std::{fmt, io};
 
-use ibverbs::RegionOptions;
 use ibverbs::memory::SharedMemory;
+use ibverbs::{AccessFlags, RegionOptions};
 use slotmap::SlotMap;
 
 use crate::control::Frame;
@@ -152,8 +152,8 @@ impl Rails {
     /// `ibv_reg_mr`: registers the bytes in `range` of memory that is there on all devices, as `options` say: a memfd of
     /// another process, a file, huge pages, the pinned arena of another library. It needs no copy of them.
     ///
-    /// Memory of a GPU goes over rails if its driver lets programs map it, as pinned host memory of CUDA
-    /// ([`SharedMemory::from_raw`]); a dma-buf that only devices reach does not.
+    /// Memory of a GPU that programs may map, as pinned host memory of CUDA, is [`SharedMemory::from_raw`]; other memory of a
+    /// GPU is a [dma-buf](Self::register_dmabuf).
     ///
     /// # Errors
     ///
@@ -168,6 +168,30 @@ impl Rails {
     ) -> Result<RailMemory> {
         let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
         RailMemory::of_memory(&domains.collect::<Vec<_>>(), memory, range, options.into())
+    }
+
+    /// `ibv_reg_dmabuf_mr`: registers `len` bytes of a dma-buf from `offset` on, such as memory of a GPU, on all devices. The
+    /// descriptor can be closed then. On each device it has other addresses, which [`RailMemory::remote`] tells the peer.
+    ///
+    /// Transfers read and write it as other memory. This program does not: [`RailMemory::read`] and
+    /// [`write`](RailMemory::write) fail. [docs/dma-buf.md] says how a GPU's library exports one.
+    ///
+    /// [docs/dma-buf.md]: https://github.com/ibverbs-bundled/ibverbs-bundled/blob/main/docs/dma-buf.md
+    ///
+    /// # Errors
+    ///
+    ///  - [`Verbs`](RailsError::Verbs): those of [`RawMemoryRegion::map_dmabuf`](ibverbs::memory::RawMemoryRegion::map_dmabuf),
+    ///    with the device: `EOPNOTSUPP` or `EPROTONOSUPPORT` if it, or the kernel, has no dma-bufs.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_dmabuf(
+        &self,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        access: AccessFlags,
+    ) -> Result<RailMemory> {
+        let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
+        RailMemory::of_dmabuf(&domains.collect::<Vec<_>>(), dmabuf, offset, len, access)
     }
 
     /// Ends the connection to a peer. Its transfers end with errors. Messages and notifications that have arrived stay to be

@@ -2,6 +2,7 @@
 
 mod between;
 mod closing;
+mod dmabuf;
 mod frames;
 mod harness;
 mod hostile;

@@ -33,7 +33,7 @@ pub enum Verb {
     OpenXrcd,
     /// `ibv_close_xrcd`.
     CloseXrcd,
-    /// `ibv_reg_mr`, `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `ibv_reg_dm_mr`.
+    /// `ibv_reg_mr`, `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `ibv_reg_dm_mr`, `ibv_reg_dmabuf_mr`.
     RegMr,
     /// `ibv_alloc_null_mr`.
     AllocNullMr,

@@ -116,6 +116,8 @@ verbs! {
     CloseXrcd: xrc::close_xrcd(xrcd: *mut ibv_xrcd) -> c_int;
     RegMr: memory::reg_mr(
         pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr;
+    RegMr: memory::reg_dmabuf_mr(
+        pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr;
     ReregMr: memory::rereg_mr(
         mr: *mut verbs_mr, flags: c_int, pd: *mut ibv_pd, address: *mut c_void, length: usize,
         access: c_int) -> c_int;

@@ -1,6 +1,7 @@
 //! Memory regions and windows.
 
 use std::ffi::{c_int, c_void};
+use std::{io, ptr};
 
 use ibverbs::ffi::ib_uverbs_advise_mr_advice as Advice;
 
@@ -59,13 +60,64 @@ unsafe fn register(
     object(number.map(|key| made(pd, key, length, access)))
 }
 
+/// What libibverbs sees of a region comes first.
+#[repr(C)]
+struct Mr {
+    verbs: verbs_mr,
+    /// The mapping of a dma-buf. Its length is 0 if there is none.
+    mapped: (u64, usize),
+}
+
 pub(super) fn made(pd: *mut ibv_pd, key: u32, length: u64, access: c_int) -> *mut ibv_mr {
-    let mut mr = zeroed::<verbs_mr>();
+    let mut mr = zeroed::<Mr>();
+    let verbs = &mut mr.verbs;
     // SAFETY: the callers vouch for the domain, which is live.
-    (mr.ibv_mr.context, mr.ibv_mr.pd) = (unsafe { (*pd).context }, pd);
-    (mr.ibv_mr.handle, mr.ibv_mr.lkey, mr.ibv_mr.rkey) = (key, key, key);
-    (mr.ibv_mr.length, mr.access) = (length as usize, access);
+    (verbs.ibv_mr.context, verbs.ibv_mr.pd) = (unsafe { (*pd).context }, pd);
+    (verbs.ibv_mr.handle, verbs.ibv_mr.lkey, verbs.ibv_mr.rkey) = (key, key, key);
+    (verbs.ibv_mr.length, verbs.access) = (length as usize, access);
     Box::into_raw(mr).cast()
+}
+
+/// A dma-buf, or any other file that this process may map. Its mapping is the device's own.
+pub(super) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: it only asks.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let in_page = offset % page;
+    let Some(mapped) = length.checked_add(in_page as usize) else {
+        return object(Err(libc::EINVAL));
+    };
+    if let Err(errno) = check_flags(access) {
+        return object(Err(errno));
+    }
+    let protection = libc::PROT_READ | if writes(access) { libc::PROT_WRITE } else { 0 };
+    let from = (offset - in_page) as libc::off_t;
+    // SAFETY: a new mapping, where the system finds room.
+    let start =
+        unsafe { libc::mmap(ptr::null_mut(), mapped, protection, libc::MAP_SHARED, fd, from) };
+    if start == libc::MAP_FAILED {
+        return object(Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)));
+    }
+    // Each access asks the kernel, since the file may become shorter.
+    let backing = Backing::OnDemand(start as u64 + in_page);
+    // SAFETY: as the module says; what `register` returns is ours, and nobody else has it yet.
+    unsafe {
+        let mr = register(pd, backing, length as u64, iova, access);
+        if mr.is_null() {
+            libc::munmap(start, mapped);
+        } else {
+            (*mr.cast::<Mr>()).mapped = (start as u64, mapped);
+            // No page was taken from children.
+            (*mr.cast::<verbs_mr>()).access |= ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 as c_int;
+        }
+        mr
+    }
 }
 
 /// A region that another context of this device has: that context deregisters it.
@@ -83,7 +135,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
 
 pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
     // SAFETY: as the module says; `import_mr` made it, and it is freed once.
-    drop(unsafe { Box::from_raw(mr.cast::<verbs_mr>()) });
+    drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
 }
 
 pub(super) unsafe extern "C" fn reg_mr(
@@ -238,7 +290,10 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         let key = (*mr).ibv_mr.handle;
         let result = vacated(shared((*mr).ibv_mr.context), key, |engine| engine.deregister(key));
         if result.is_ok() {
-            drop(Box::from_raw(mr));
+            let (start, length) = Box::from_raw(mr.cast::<Mr>()).mapped;
+            if length > 0 {
+                libc::munmap(start as *mut c_void, length);
+            }
         }
         status(result)
     }

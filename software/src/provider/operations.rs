@@ -155,6 +155,7 @@ static OPERATIONS: verbs_context_ops = verbs_context_ops {
     alloc_td: Some(faulty::alloc_td),
     dealloc_td: Some(faulty::dealloc_td),
     alloc_parent_domain: Some(faulty::alloc_parent_domain),
+    reg_dmabuf_mr: Some(faulty::reg_dmabuf_mr),
     reg_mr: Some(faulty::reg_mr),
     rereg_mr: Some(faulty::rereg_mr),
     dereg_mr: Some(faulty::dereg_mr),
