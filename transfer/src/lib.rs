@@ -4,6 +4,7 @@
 //!   registered, up to a number of bytes.
 //! - [`counted`]: many writes with an immediate, and one notification when all have arrived.
 //! - [`BufferPools`]: pools with chunks of several lengths.
+//! - [`Outbox`]: posts before a channel is connected.
 //!
 //! `examples/engine.rs` is such an engine: an arena, a registration cache, writes to many peers.
 
@@ -11,7 +12,9 @@
 
 mod cache;
 pub mod counted;
+mod outbox;
 mod pools;
 
 pub use cache::{CacheError, RegistrationCache};
+pub use outbox::{Outbox, OutboxError, Unposted};
 pub use pools::BufferPools;
