@@ -38,7 +38,6 @@ const MANAGED: [&[Managed]; 2] = [
     &[
         theirs("ucmatose", "-b @ -c 4", "-s @ -c 4"),
         theirs("udaddy", "-b @ -c 2", "-s @ -c 2"),
-        theirs("rstream", "-b @ -S 65536 -I 3 -C 20", "-s @ -S 65536 -I 3 -C 20"),
         ours("async_cm", "@:7471", "@:7471 hello you"),
     ],
 ];
@@ -76,6 +75,14 @@ fn cases(long: bool, loss: u32) -> Vec<Case> {
         // A lost message of the connection manager comes again after four seconds.
         both.extend(MANAGED[0].iter().copied().map(Play::Managed));
         one.extend(MANAGED[1].iter().copied().map(Play::Managed));
+        if long {
+            // Between devices of software: the step "any-program".
+            one.push(Play::Managed(theirs(
+                "rstream",
+                "-b @ -S 65536 -I 3 -C 20",
+                "-s @ -S 65536 -I 3 -C 20",
+            )));
+        }
     }
     both.extend([ping(Rc, 0, 5001, 20), ping(Rc, 16, 3000, 60)]);
     both.extend(tests.map(|test| move_(test, 5001, 40)));
@@ -192,6 +199,14 @@ pub(crate) fn end() {
     Kernel::connect().unwrap().say_goodbye().unwrap();
 }
 
+/// What programs say of a request that was refused as invalid: perftest, the ping-pongs, and our examples.
+///
+/// When Soft-RoCE (Linux 6.12) goes back a second time before it has sent anything again, it begins with the packet after the last one
+/// that was acknowledged, as if that were the first of its message. What follows has wrong numbers: a message whose first
+/// packet had the number 0x4dbc26 came again from 0x4dbc27 on. Going back takes a lost packet, or a host that is busy.
+const INVALID_REQUEST: [&str; 3] =
+    ["Failed status 9", "remote invalid request error", "IBV_WC_REM_INV_REQ_ERR"];
+
 /// The number of parts of the long table.
 pub(crate) const PARTS: u32 = 6;
 
@@ -238,9 +253,19 @@ pub(crate) fn run(table: &str, loss: u32, part: u32) {
         };
         let empty = Device::new().unwrap();
         let context = device.as_ref().unwrap_or(&empty).open().unwrap();
-        let port = 20_000 + number as u16;
-        let result = catch_unwind(AssertUnwindSafe(|| case.run(&context, &mut kernel, gids, port)));
-        let result = result.unwrap_or_else(|_| Err("panicked".into()));
+        let mut attempts = 0..3;
+        let result = loop {
+            let port = 20_000 + 1_000 * attempts.next().unwrap_or_default() + number as u16;
+            let run = || case.run(&context, &mut kernel, gids, port);
+            let result = catch_unwind(AssertUnwindSafe(run));
+            let result = result.unwrap_or_else(|_| Err("panicked".into()));
+            let Err(error) = result else { break Ok(()) };
+            let said = format!("{error} {}", kernel.kill());
+            if attempts.is_empty() || !INVALID_REQUEST.iter().any(|text| said.contains(text)) {
+                break Err(said);
+            }
+            println!("once more, as Soft-RoCE has numbered a message anew: {}", case.name());
+        };
         let seconds = start.elapsed().as_secs_f64();
         let counters = device.as_ref().map(Device::counters);
         let again = counters.map_or(0, |counters| counters.retransmissions);
@@ -252,7 +277,6 @@ pub(crate) fn run(table: &str, loss: u32, part: u32) {
             }
             Err(error) => {
                 println!("FAILED: {name}: {error} ({seconds:.2} s, {counters:?})");
-                println!("{}", kernel.kill());
                 failed.push(format!("{name}: {error}").replace('\n', "; "));
             }
         }

@@ -1,10 +1,11 @@
 //! Programs on both ends that connect by themselves: our examples, which check what arrives, and those of librdmacm.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, kill};
 use crate::memory::Result;
 use crate::two_machines::PATIENCE;
 use crate::{KERNEL, SOFTWARE};
@@ -90,18 +91,20 @@ impl Managed {
             Ok::<_, Box<dyn std::error::Error>>(format!("exec {limit} {program} {arguments}"))
         };
         if serves {
+            // In a group of its own, so that it can be killed with what it has started.
             let mut server = bash(&command(true, self.server)?, here);
-            let mut server = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+            let mut server =
+                server.process_group(0).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
             let client = command(false, self.client)?;
             let played = until_it_listens(|| {
                 kernel.start(&client)?;
                 kernel.finish()
             });
             if self.is_ours || played.is_err() {
-                server.kill()?;
+                kill(&mut server);
             }
             let server = server.wait_with_output()?;
-            played?;
+            played.map_err(|client| format!("{client}; the server: {}", said(&server)))?;
             if self.is_ours { Ok(()) } else { succeeded(&server) }
         } else {
             kernel.start(&command(false, self.server)?)?;
@@ -121,8 +124,10 @@ impl Managed {
     }
 }
 
-/// Runs a client again while it is refused: its server may not listen yet. Where nobody listens, a connection is rejected, and
-/// the address of a datagram end is unreachable.
+/// What clients say where nobody listens: of a connection, a datagram end, and an rsocket.
+const REFUSED: [&str; 4] = ["REJECTED", "Rejected", "UNREACHABLE", "Connection refused"];
+
+/// Runs a client again while it is refused: its server may not listen yet.
 fn until_it_listens(mut client: impl FnMut() -> Result<String>) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -130,7 +135,7 @@ fn until_it_listens(mut client: impl FnMut() -> Result<String>) -> Result<()> {
             Ok(said) => (true, said),
             Err(error) => (false, error.to_string()),
         };
-        let is_refused = ["REJECTED", "Rejected", "UNREACHABLE"].iter().any(|it| said.contains(it));
+        let is_refused = REFUSED.iter().any(|it| said.contains(it));
         if !is_refused && succeeded {
             return Ok(());
         } else if !is_refused || start.elapsed() > PATIENCE {

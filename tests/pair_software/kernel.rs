@@ -122,8 +122,8 @@ pub(crate) fn serve() {
     }
 }
 
-/// The program runs in a group of its own, with what it starts.
-fn kill(program: &mut Child) {
+/// Kills a program that runs in a group of its own, with what it has started.
+pub(crate) fn kill(program: &mut Child) {
     // SAFETY: a plain system call, for a child that was not waited for.
     unsafe { libc::kill(-(program.id() as i32), libc::SIGKILL) };
     let _ = program.wait();
