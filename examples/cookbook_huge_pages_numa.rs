@@ -8,7 +8,6 @@
 #[path = "common/two_sides.rs"]
 mod two_sides;
 
-use ibverbs::device::PciFunction;
 use ibverbs::memory::HugePages;
 use ibverbs::{Context, MemoryRegion, ProtectionDomain, RegionOptions};
 
@@ -24,10 +23,9 @@ fn main() -> Result {
 
 pub(crate) fn run(sender: &Context<'_>, receiver: &Context<'_>) -> Result {
     for context in [sender, receiver] {
-        let function = context.pci_function();
-        match function.as_ref().and_then(PciFunction::local_processors) {
+        match near(context) {
             Some(processors) => {
-                run_on(processors)?;
+                run_on(&processors)?;
                 println!("{}: this thread runs on a processor near the device", context.name());
             }
             None => println!("{}: the kernel does not say where it is", context.name()),
@@ -72,6 +70,17 @@ fn allocate<'d>(domain: &'d ProtectionDomain<'d>) -> Result<MemoryRegion<'d, u64
             Ok(MemoryRegion::with_options(domain, NUMBERS, options)?)
         }
     }
+}
+
+/// The processors that are near the device, by a list such as `0-3,16-19`. `PciFunction` of `ibverbs-transfer` has it too.
+fn near(context: &Context<'_>) -> Option<Vec<u32>> {
+    let file = format!("/sys/class/infiniband/{}/device/local_cpulist", context.name());
+    let mut processors = Vec::new();
+    for range in std::fs::read_to_string(file).ok()?.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        processors.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+    }
+    Some(processors)
 }
 
 /// Moves this thread to these processors.

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ibverbs::channel::AnyBuffer;
-use ibverbs::device::{LinkLayer, PciAddress, PciDistance, PciFunction, PortState};
+use ibverbs::device::{LinkLayer, PortState};
 use ibverbs::{
     AccessFlags, AckTimeout, ChannelBuilder, ChannelId, Context, Loop, MaxAckRetries,
     MaxRnrRetries, ProtectionDomain, SharedMemoryRegion,
 };
+use ibverbs_transfer::{PciAddress, PciDistance, PciFunction};
 
 use crate::control::MAX_ADDRESSES;
 use crate::error::{RailsError, Result};
@@ -259,7 +260,7 @@ impl RailsBuilder {
             let name = device.name();
             let is_asked_for = self.names.iter().any(|asked| asked == name);
             if is_asked_for || self.names.is_empty() && self.has_active_port(name) {
-                found.push((self.distance(device.pci_function()), name.to_owned()));
+                found.push((self.distance(PciFunction::of(&device)), name.to_owned()));
             }
         }
         if let Some(missing) = self.names.iter().find(|&name| !found.iter().any(|(_, n)| n == name))

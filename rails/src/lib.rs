@@ -82,6 +82,7 @@ pub use devices::RailsBuilder;
 pub use driver::{AsyncRails, RailsDriver};
 pub use error::{RailsError, Result};
 pub use event::{Event, PeerId, TransferId};
+pub use ibverbs_transfer::PciAddress;
 pub use memory::{RailMemory, RailSlice, RemoteRailMemory};
 pub use rails::Rails;
 pub use transfer::Transfer;

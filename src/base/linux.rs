@@ -9,10 +9,9 @@ use std::os::fd::BorrowedFd;
 pub(crate) use libc::{
     __errno_location, EFD_CLOEXEC, EFD_NONBLOCK, ENODATA, EPOLL_CLOEXEC, EPOLL_CTL_ADD,
     EPOLL_CTL_MOD, EPOLLET, EPOLLIN, EPOLLRDHUP, MADV_HUGEPAGE, MADV_POPULATE_WRITE,
-    MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, SYS_move_pages, TCP_KEEPCNT, TCP_KEEPIDLE,
-    TCP_KEEPINTVL, TFD_CLOEXEC, TFD_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
-    eventfd, eventfd_read, eventfd_write, explicit_bzero, itimerspec, makedev, ppoll,
-    timerfd_create, timerfd_settime,
+    MAP_HUGE_SHIFT, MAP_HUGETLB, POLLRDHUP, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TFD_CLOEXEC,
+    TFD_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, epoll_wait, eventfd, eventfd_read,
+    eventfd_write, explicit_bzero, itimerspec, makedev, ppoll, timerfd_create, timerfd_settime,
 };
 
 #[cfg(not(target_os = "linux"))]
@@ -79,7 +78,6 @@ mod elsewhere {
     pub(crate) const MAP_HUGE_SHIFT: c_int = 0;
     pub(crate) const MAP_HUGETLB: c_int = 0;
     pub(crate) const POLLRDHUP: c_short = libc::POLLHUP;
-    pub(crate) const SYS_move_pages: c_int = -1;
     pub(crate) const TCP_KEEPCNT: c_int = 0;
     pub(crate) const TCP_KEEPIDLE: c_int = 0;
     pub(crate) const TCP_KEEPINTVL: c_int = 0;

@@ -20,7 +20,6 @@
 //! | ask about a port and its addresses | [`PortAttributes`], [`PortState`], [`LinkLayer`], [`LinkSpeed`]; [`Gid`], [`GidEntry`], [`GidType`] |
 //! | learn what happens to it | [`AsyncEvents`], [`AsyncEvent`], [`AsyncEventKind`] |
 //! | count and measure | [`Counters`], [`Counter`], [`ProcessResources`], [`RawClock`] |
-//! | find its place in the machine | [`PciFunction`], [`PciAddress`], [`PciDistance`] |
 //! | fork | [`fork_init`], [`is_fork_initialized`] |
 //!
 //! Limits do not change while a device is open; the attributes of ports do.
@@ -44,7 +43,6 @@ mod list;
 pub(crate) mod mlx5;
 #[cfg(feature = "tokio")]
 pub(crate) mod on_tokio;
-mod pci;
 mod port;
 pub(crate) mod quirks;
 
@@ -78,7 +76,6 @@ pub(crate) use list::no_device_for;
 pub use list::{DeviceList, DeviceListIter, devices, open, open_first};
 #[cfg(feature = "mlx5")]
 pub use mlx5::Mlx5Attributes;
-pub use pci::{ParsePciAddressError, PciAddress, PciDistance, PciFunction};
 pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};
 
 use std::ffi::{CStr, OsStr};

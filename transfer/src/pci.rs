@@ -1,11 +1,10 @@
-use crate::base::c_enum::getters;
-use std::ffi::c_void;
+//! Where a device is in the machine, as sysfs tells it.
+
 use std::path::Path;
 use std::str::FromStr;
 use std::{fmt, fs};
 
-use super::Device;
-use super::context::Context;
+use ibverbs::device::Device;
 
 /// The address of a PCI function, such as `0000:5e:00.0` (also in `lspci -D`, sysfs, CUDA and NVMe tools).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -83,14 +82,14 @@ pub enum PciDistance {
 /// What a virtual machine or a container hides is `None`. Software devices have no PCI function.
 ///
 /// ```
-/// # fn choose(gpu: ibverbs::device::PciAddress) -> ibverbs::Result<()> {
-/// use ibverbs::device::PciFunction;
+/// # fn choose(gpu: ibverbs_transfer::PciAddress) -> ibverbs::Result<()> {
+/// use ibverbs_transfer::PciFunction;
 ///
 /// // The device that is nearest to a GPU, an NVMe disk, or another PCI function.
 /// let gpu = PciFunction::find(gpu);
 /// let devices = ibverbs::devices()?;
 /// let nearest = devices.iter().min_by_key(|device| {
-///     let distance = device.pci_function().zip(gpu.as_ref()).and_then(|(nic, gpu)| nic.distance(gpu));
+///     let distance = PciFunction::of(device).zip(gpu.as_ref()).and_then(|(nic, gpu)| nic.distance(gpu));
 ///     (distance.is_none(), distance)
 /// });
 /// # Ok(())
@@ -109,6 +108,11 @@ pub struct PciFunction {
 }
 
 impl PciFunction {
+    /// The function that carries a device. `None` for software devices, and where a container hides it.
+    pub fn of(device: &Device<'_>) -> Option<Self> {
+        Self::at(&device.sysfs_path().join("device"))
+    }
+
     /// Finds a function in `/sys/bus/pci/devices`; `None` if this process sees none.
     pub fn find(address: PciAddress) -> Option<Self> {
         Self::at(&Path::new("/sys/bus/pci/devices").join(address.to_string()))
@@ -149,25 +153,35 @@ impl PciFunction {
         })
     }
 
-    getters! { self,
-        /// Its address.
-        address: PciAddress => self.address;
+    /// Its address.
+    pub fn address(&self) -> PciAddress {
+        self.address
+    }
 
-        /// The bridges from the root complex to the function, in that order.
-        bridges: &[PciAddress] => &self.bridges;
+    /// The bridges from the root complex to the function, in that order.
+    pub fn bridges(&self) -> &[PciAddress] {
+        &self.bridges
+    }
 
-        /// The NUMA node. `None` where the firmware names none.
-        numa_node: Option<u32> => self.numa_node;
+    /// The NUMA node. `None` where the firmware names none.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.numa_node
+    }
 
-        /// The processors near to it, ascending.
-        local_processors: Option<&[u32]> => self.processors.as_deref();
+    /// The processors near to it, ascending.
+    pub fn local_processors(&self) -> Option<&[u32]> {
+        self.processors.as_deref()
+    }
 
-        /// The current speed of a lane of its PCIe link, in millions of transfers per second (32,000: PCIe
-        /// 5). For a network port see [`PortAttributes::speed`](crate::device::PortAttributes::speed).
-        link_speed: Option<u32> => self.link_speed;
+    /// The current speed of a lane of its PCIe link, in millions of transfers per second (32,000: PCIe
+    /// 5). For a network port see [`PortAttributes::speed`](ibverbs::device::PortAttributes::speed).
+    pub fn link_speed(&self) -> Option<u32> {
+        self.link_speed
+    }
 
-        /// The current number of lanes of its PCIe link.
-        link_width: Option<u32> => self.link_width;
+    /// The current number of lanes of its PCIe link.
+    pub fn link_width(&self) -> Option<u32> {
+        self.link_width
     }
 
     /// How far data travels to another function, such as a GPU or an NVMe disk. `None` if they share no
@@ -196,38 +210,27 @@ impl PciFunction {
         Some(if self.numa_node? == node { PciDistance::SameNode } else { PciDistance::OtherNode })
     }
 
-    /// How far data travels to the farthest page of `memory`, of up to 1,024 evenly spread ones.
+    /// How far data travels to `memory`, or to the farthest page of the mapping that it begins in: an allocation of many pages
+    /// has a mapping of its own.
     ///
-    /// `None` if the function's own node is not known, none of those pages has been touched, or the kernel
-    /// does not say where they are (many containers forbid `move_pages`(2)).
-    #[doc(alias = "move_pages")]
+    /// `None` if the function's own node is not known, no page of the mapping has been touched, or the kernel
+    /// does not say where they are (`/proc/self/numa_maps`).
     pub fn distance_to_memory<T>(&self, memory: &[T]) -> Option<PciDistance> {
-        const MOST: usize = 1024;
-        const PAGE: usize = 4096; // The smallest: with larger ones, some pages are asked for twice.
-        let step = size_of_val(memory).div_ceil(MOST).next_multiple_of(PAGE);
-        let mut pages: Vec<*const c_void> = (0..size_of_val(memory).div_ceil(step.max(1)))
-            .map(|i| memory.as_ptr().cast::<c_void>().wrapping_byte_add(i * step))
-            .collect();
-        let mut nodes = vec![-1i32; pages.len()];
-        // SAFETY: both arrays have this many elements. Without a list of nodes the kernel only writes each page's node,
-        // or a negative error number, into the second.
-        let result = unsafe {
-            libc::syscall(
-                crate::base::linux::SYS_move_pages,
-                0,
-                pages.len(),
-                pages.as_mut_ptr(),
-                std::ptr::null::<i32>(),
-                nodes.as_mut_ptr(),
-                0,
-            )
-        };
-        if result != 0 {
-            return None;
-        }
-        let known = nodes.into_iter().filter_map(|node| u32::try_from(node).ok());
-        known.filter_map(|node| self.distance_to_node(node)).max()
+        let maps = fs::read_to_string("/proc/self/numa_maps").ok()?;
+        let mapping = mapping_of(&maps, memory.as_ptr().addr()).filter(|_| !memory.is_empty())?;
+        nodes(mapping).filter_map(|node| self.distance_to_node(node)).max()
     }
+}
+
+/// The line of the mapping with an address. Each begins with the first address of its mapping, the lowest first.
+fn mapping_of(maps: &str, address: usize) -> Option<&str> {
+    let start = |line: &str| usize::from_str_radix(line.split(' ').next()?, 16).ok();
+    maps.lines().take_while(|line| start(line).is_some_and(|start| start <= address)).last()
+}
+
+/// The nodes of a line such as `7f0c00000000 default anon=3 dirty=3 N0=2 N1=1 kernelpagesize_kB=4`.
+fn nodes(mapping: &str) -> impl Iterator<Item = u32> {
+    mapping.split(' ').filter_map(|word| word.strip_prefix('N')?.split_once('=')?.0.parse().ok())
 }
 
 fn name(path: &Path) -> Option<&str> {
@@ -254,20 +257,6 @@ fn megatransfers(text: &str) -> Option<u32> {
     let tenths: u32 = tenths.get(..1)?.parse().ok()?;
     let whole: u32 = whole.parse().ok()?;
     unit.starts_with("GT/s").then(|| whole.checked_mul(1000)?.checked_add(tenths * 100))?
-}
-
-impl Device<'_> {
-    /// The PCI function that carries the device. `None` for software devices, and where a container hides it.
-    pub fn pci_function(&self) -> Option<PciFunction> {
-        PciFunction::at(&self.sysfs_path().join("device"))
-    }
-}
-
-impl Context<'_> {
-    /// [`Device::pci_function`].
-    pub fn pci_function(&self) -> Option<PciFunction> {
-        self.device().pci_function()
-    }
 }
 
 #[cfg(test)]
@@ -316,5 +305,16 @@ mod tests {
         for broken in ["Unknown", "", "32.0", "32. GT/s", "9999999.0 GT/s", "5.0 Gb/s"] {
             assert_eq!(megatransfers(broken), None, "{broken:?}");
         }
+    }
+    #[test]
+    fn mappings_tell_the_nodes_of_their_pages() {
+        let maps = "00400000 default file=/bin/a mapped=7 N0=3 N1=4 kernelpagesize_kB=4\n\
+                    7f0000000000 bind:2 anon=2 dirty=2 N2=2 kernelpagesize_kB=4\n\
+                    7f0000800000 default\n";
+        let of = |address| mapping_of(maps, address).map(|line| nodes(line).collect::<Vec<_>>());
+        assert_eq!(of(0x40_0000), Some(vec![0, 1]));
+        assert_eq!(of(0x7f00_007f_ffff), Some(vec![2]));
+        assert_eq!(of(0x7f00_0080_0000), Some(vec![]));
+        assert_eq!(of(8), None);
     }
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use ibverbs::device::{PciAddress, PciDistance, PciFunction};
+use ibverbs_transfer::{PciAddress, PciDistance, PciFunction};
 
 use PciDistance::{OtherNode, SameNode, SameRootComplex, SameSwitch};
 
