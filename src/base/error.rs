@@ -24,7 +24,7 @@ pub struct Error {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Detail {
+pub(crate) enum Detail {
     None,
     Reason(&'static str),
     Range {
@@ -122,6 +122,11 @@ impl Error {
         Self { verb, errno, detail: Detail::Reason(reason) }
     }
 
+    #[cold]
+    pub(crate) const fn with(verb: &'static str, errno: i32, detail: Detail) -> Self {
+        Self { verb, errno, detail }
+    }
+
     /// `EINVAL`: not within `low..=high`.
     #[inline]
     pub(crate) const fn out_of_range(
@@ -189,59 +194,6 @@ impl Error {
         Self { verb, errno: libc::ENOMEM, detail }
     }
 
-    /// `EADDRNOTAVAIL`: no GIDs of the two sides fit. Takes each side's best, with its class.
-    pub(crate) const fn gids_do_not_fit(
-        verb: &'static str,
-        ours: (GidClass, Ipv6Addr),
-        theirs: (GidClass, Ipv6Addr),
-    ) -> Self {
-        let detail = Detail::Gids { ours, theirs };
-        Self { verb, errno: libc::EADDRNOTAVAIL, detail }
-    }
-
-    #[cold]
-    pub(crate) const fn types_do_not_fit(
-        verb: &'static str,
-        ours: QueuePairType,
-        theirs: QueuePairType,
-    ) -> Self {
-        Self { verb, errno: libc::EINVAL, detail: Detail::Types { ours, theirs } }
-    }
-
-    /// `EINVAL`: neither partition takes the other's packets.
-    #[cold]
-    pub(crate) const fn partitions_do_not_fit(verb: &'static str, ours: u16, theirs: u16) -> Self {
-        Self { verb, errno: libc::EINVAL, detail: Detail::Partitions { ours, theirs } }
-    }
-
-    #[cold]
-    pub(crate) const fn transition(reason: TransitionError) -> Self {
-        let detail = Detail::Transition(reason);
-        Self { verb: "ibv_modify_qp", errno: libc::EINVAL, detail }
-    }
-
-    /// The queue pair is in `state`, not yet in `needed`.
-    #[cold]
-    pub(crate) const fn wrong_state(
-        verb: &'static str,
-        errno: i32,
-        state: QueuePairState,
-        needed: QueuePairState,
-    ) -> Self {
-        Self { verb, errno, detail: Detail::State { state, needed } }
-    }
-
-    /// `EINVAL`: the queue would have no room for its entries.
-    #[cold]
-    pub(crate) const fn holds_more(verb: &'static str, more_than: u32, what: &'static str) -> Self {
-        Self { verb, errno: libc::EINVAL, detail: Detail::Holds { more_than, what } }
-    }
-
-    #[cold]
-    pub(crate) const fn no_gid(verb: &'static str, errno: i32, port: u8, index: u32) -> Self {
-        Self { verb, errno, detail: Detail::GidIndex { index, port } }
-    }
-
     /// Adds the device that this process cannot use, if any. The errno has other causes too.
     #[cold]
     pub(crate) fn or_unusable(self, device: Option<Unusable>) -> Self {
@@ -273,12 +225,6 @@ impl Error {
             None => otherwise,
         };
         Self::with_reason(verb, errno, reason)
-    }
-
-    /// Adds the ends of a path that could not be resolved.
-    #[cold]
-    pub(crate) const fn on_path(self, ours: Ipv6Addr, index: u8, theirs: Ipv6Addr) -> Self {
-        Self { detail: Detail::Path { ours, index, theirs }, ..self }
     }
 
     /// The C verb, such as `"ibv_reg_mr"`, that failed, or that was not called.

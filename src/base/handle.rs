@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) trait Object {
     const DESTROY: &'static str;
 
+    /// Frees the result of an import, not the object.
+    const UNIMPORT: Option<unsafe extern "C" fn(*mut Self)> = None;
+
     fn is_made(_object: *mut Self) {}
 
     /// Returns 0 or an errno value.
@@ -27,6 +30,8 @@ pub(crate) trait Object {
 #[derive(Debug)]
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
+    /// It is unimported, not destroyed.
+    imported: bool,
     /// The destroy verb was called, here or elsewhere.
     gone: bool,
     /// Something made from this object was leaked.
@@ -54,7 +59,24 @@ impl<T: Object> Handle<T> {
         let object = ffi::object(verb, pointer).inspect_err(trace::verb_failed)?;
         T::live().fetch_add(1, Ordering::Relaxed);
         T::is_made(pointer);
-        Ok(Self { object, gone: false, leaked: AtomicBool::new(false) })
+        Ok(Self { object, imported: false, gone: false, leaked: AtomicBool::new(false) })
+    }
+
+    /// As [`new`](Self::new), for the result of an import.
+    ///
+    /// # Safety
+    ///
+    /// If not null, `pointer` is a live object that was imported, and that nothing else unimports.
+    pub(crate) unsafe fn import(verb: &'static str, pointer: *mut T) -> Result<Self> {
+        // SAFETY: the caller vouches for it.
+        let mut handle = unsafe { Self::new(verb, pointer) }?;
+        handle.imported = true;
+        Ok(handle)
+    }
+
+    /// An imported object is destroyed from now on.
+    pub(crate) fn own(&mut self) {
+        self.imported = false;
     }
 
     #[inline]
@@ -64,8 +86,17 @@ impl<T: Object> Handle<T> {
 
     /// On an error the caller leaks the parents.
     pub(crate) fn destroy(&mut self) -> Result<()> {
-        // SAFETY: `end` calls this once, and the handle owns the object, which is live until then.
-        self.end(|object| ffi::status(T::DESTROY, unsafe { T::destroy(object) }))
+        let unimport = T::UNIMPORT.filter(|_| self.imported);
+        // SAFETY: `end` calls this once, and the handle owns the object, which is live until then, and imported if it says so.
+        self.end(|object| unsafe {
+            match unimport {
+                Some(unimport) => {
+                    unimport(object);
+                    Ok(())
+                }
+                None => ffi::status(T::DESTROY, T::destroy(object)),
+            }
+        })
     }
 
     /// `end` replaces the destroy verb.
@@ -173,11 +204,15 @@ macro_rules! resource {
 
 pub(crate) use resource;
 
-/// For a C struct whose destroy verb takes only a pointer. `event_acks`: the object has events.
+/// For a C struct whose destroy verb takes only a pointer. `event_acks`: the object has events. A second verb frees the
+/// result of an import.
 macro_rules! object {
-    ($object:ident, $destroy:ident $(, $events:ident)?) => {
+    ($object:ident, $destroy:ident $(or $unimport:ident)? $(, $events:ident)?) => {
         impl $crate::base::handle::Object for $crate::base::ffi::$object {
             const DESTROY: &'static str = stringify!($destroy);
+
+            $(const UNIMPORT: Option<unsafe extern "C" fn(*mut Self)> =
+                Some($crate::base::ffi::$unimport);)?
 
             $(fn is_made(object: *mut Self) {
                 $crate::base::$events::is_free(object);
@@ -204,76 +239,3 @@ macro_rules! object {
 }
 
 pub(crate) use object;
-
-pub(crate) trait ImportableObject: Object {
-    /// Frees the result of an import, not the object.
-    ///
-    /// # Safety
-    ///
-    /// The object is live and was imported; it is not used again.
-    unsafe fn unimport(object: *mut Self);
-}
-
-macro_rules! importable_object {
-    ($object:ident, $unimport:ident) => {
-        impl $crate::base::handle::ImportableObject for $crate::base::ffi::$object {
-            unsafe fn unimport(object: *mut Self) {
-                // SAFETY: the caller promises a live, imported object that is not used again.
-                unsafe { $crate::base::ffi::$unimport(object) }
-            }
-        }
-    };
-}
-
-pub(crate) use importable_object;
-
-/// Unimports an imported object instead of destroying it.
-#[derive(Debug)]
-pub(crate) struct ImportableHandle<T: ImportableObject> {
-    handle: Handle<T>,
-    imported: bool,
-}
-
-impl<T: ImportableObject> Drop for ImportableHandle<T> {
-    fn drop(&mut self) {
-        let _ = self.destroy();
-    }
-}
-
-impl<T: ImportableObject> ImportableHandle<T> {
-    pub(crate) fn owned(handle: Handle<T>) -> Self {
-        Self { handle, imported: false }
-    }
-
-    pub(crate) fn imported(handle: Handle<T>) -> Self {
-        Self { handle, imported: true }
-    }
-
-    pub(crate) fn own(&mut self) {
-        self.imported = false;
-    }
-
-    pub(crate) fn destroy(&mut self) -> Result<()> {
-        if !self.imported {
-            return self.handle.destroy();
-        }
-        self.handle.end(|object| {
-            // SAFETY: the handle owns a live object, which was imported; `end` calls this once.
-            unsafe { T::unimport(object) };
-            Ok(())
-        })
-    }
-
-    pub(crate) fn leak(&self) {
-        self.handle.leak();
-    }
-
-    #[inline]
-    pub(crate) fn as_ptr(&self) -> *mut T {
-        self.handle.as_ptr()
-    }
-
-    pub(crate) fn handle(&self) -> &Handle<T> {
-        &self.handle
-    }
-}

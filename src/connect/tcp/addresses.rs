@@ -7,8 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::{ExchangeError, ExchangeStage};
-use super::exchange::{Exchange, Role};
-
+use super::exchange::{Attempt, Exchange, Role};
 use super::wire::check_private_data;
 use crate::base::error::StateError;
 use crate::base::linux;
@@ -39,17 +38,9 @@ macro_rules! connect_over_methods {
             stream: &mut (impl $crate::tcp::DeadlineStream + ?Sized),
             private_data: &[u8],
             deadline: std::time::Instant,
-        ) -> Result<
-            ($connected, Vec<u8>),
-            $crate::base::error::StateError<Self, $crate::tcp::ExchangeError>,
-        > {
-            $crate::connect::tcp::exchange(
-                self,
-                $crate::tcp::Role::Connects,
-                stream,
-                private_data,
-                deadline,
-            )
+        ) -> $crate::connect::tcp::Attempt<($connected, Vec<u8>), Self> {
+            let role = $crate::connect::tcp::Role::Connects;
+            $crate::connect::tcp::exchange(self, role, stream, private_data, deadline)
         }
 
         /// [Accepts](crate::PreparedChannel::accept) over a stream that is already connected: see
@@ -63,17 +54,9 @@ macro_rules! connect_over_methods {
             stream: &mut (impl $crate::tcp::DeadlineStream + ?Sized),
             private_data: &[u8],
             deadline: std::time::Instant,
-        ) -> Result<
-            ($connected, Vec<u8>),
-            $crate::base::error::StateError<Self, $crate::tcp::ExchangeError>,
-        > {
-            $crate::connect::tcp::exchange(
-                self,
-                $crate::tcp::Role::Accepts,
-                stream,
-                private_data,
-                deadline,
-            )
+        ) -> $crate::connect::tcp::Attempt<($connected, Vec<u8>), Self> {
+            let role = $crate::connect::tcp::Role::Accepts;
+            $crate::connect::tcp::exchange(self, role, stream, private_data, deadline)
         }
 
         /// [`connect_over`](Self::connect_over) in steps that do not wait, so that one thread serves many peers, such
@@ -85,15 +68,9 @@ macro_rules! connect_over_methods {
         pub fn begin_connect(
             self,
             private_data: &[u8],
-        ) -> Result<
-            $crate::connect::tcp::Exchange<Self>,
-            $crate::base::error::StateError<Self, $crate::tcp::ExchangeError>,
-        > {
-            $crate::connect::tcp::Exchange::new(
-                self,
-                $crate::connect::tcp::Role::Connects,
-                private_data,
-            )
+        ) -> $crate::connect::tcp::Attempt<$crate::tcp::Exchange<Self>, Self> {
+            let role = $crate::connect::tcp::Role::Connects;
+            $crate::tcp::Exchange::new(self, role, private_data)
         }
 
         /// [`accept_over`](Self::accept_over) in [steps](crate::tcp::Exchange) that do not wait.
@@ -125,15 +102,9 @@ macro_rules! connect_over_methods {
         pub fn begin_accept(
             self,
             private_data: &[u8],
-        ) -> Result<
-            $crate::connect::tcp::Exchange<Self>,
-            $crate::base::error::StateError<Self, $crate::tcp::ExchangeError>,
-        > {
-            $crate::connect::tcp::Exchange::new(
-                self,
-                $crate::connect::tcp::Role::Accepts,
-                private_data,
-            )
+        ) -> $crate::connect::tcp::Attempt<$crate::tcp::Exchange<Self>, Self> {
+            let role = $crate::connect::tcp::Role::Accepts;
+            $crate::tcp::Exchange::new(self, role, private_data)
         }
     };
 }
@@ -177,7 +148,7 @@ impl<'res> PreparedChannel<'res> {
         address: impl ToSocketAddrs + fmt::Debug,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
+    ) -> Attempt<(Channel<'res>, Vec<u8>), Self> {
         let stream = check_private_data(private_data).and_then(|_| dial(address, deadline));
         over(self, Role::Connects, true, stream, private_data, deadline).map(keep)
     }
@@ -212,7 +183,7 @@ impl<'res> PreparedChannel<'res> {
         listener: &TcpListener,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(Channel<'res>, Vec<u8>), StateError<Self, ExchangeError>> {
+    ) -> Attempt<(Channel<'res>, Vec<u8>), Self> {
         let stream = check_private_data(private_data).and_then(|_| next_client(listener, deadline));
         over(self, Role::Accepts, true, stream, private_data, deadline).map(keep)
     }
@@ -228,13 +199,12 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
     /// # Errors
     ///
     /// Those of [`PreparedChannel::connect`].
-    #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
     pub fn connect(
         self,
         address: impl ToSocketAddrs + fmt::Debug,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
+    ) -> Attempt<(QueuePair<'res, T>, Vec<u8>, TcpStream), Self> {
         let stream = check_private_data(private_data).and_then(|_| dial(address, deadline));
         over(self, Role::Connects, false, stream, private_data, deadline)
     }
@@ -245,13 +215,12 @@ impl<'res, T: Connected> PreparedQueuePair<'res, T> {
     /// # Errors
     ///
     /// Those of [`PreparedChannel::connect`].
-    #[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
     pub fn accept(
         self,
         listener: &TcpListener,
         private_data: &[u8],
         deadline: Instant,
-    ) -> Result<(QueuePair<'res, T>, Vec<u8>, TcpStream), StateError<Self, ExchangeError>> {
+    ) -> Attempt<(QueuePair<'res, T>, Vec<u8>, TcpStream), Self> {
         let stream = check_private_data(private_data).and_then(|_| next_client(listener, deadline));
         over(self, Role::Accepts, false, stream, private_data, deadline)
     }
@@ -339,7 +308,6 @@ fn keep<'res>(
 }
 
 /// Without a stream, returns its error.
-#[expect(clippy::type_complexity, reason = "what `Exchanged` has, and the stream")]
 fn over<P: Handshake>(
     prepared: P,
     role: Role,
@@ -347,7 +315,7 @@ fn over<P: Handshake>(
     stream: Result<TcpStream, ExchangeError>,
     private_data: &[u8],
     deadline: Instant,
-) -> Result<(P::Connected, Vec<u8>, TcpStream), StateError<P, ExchangeError>> {
+) -> Attempt<(P::Connected, Vec<u8>, TcpStream), P> {
     let set_up = |stream: TcpStream| {
         stream.set_nodelay(true).and_then(|()| watch_host(&stream)).map_err(ExchangeError::Io)?;
         Ok(stream)

@@ -15,9 +15,10 @@ pub(crate) enum Role {
     Accepts,
 }
 
-/// Or the object that is not connected.
-pub(crate) type Exchanged<P> =
-    Result<(<P as Handshake>::Connected, Vec<u8>), StateError<P, ExchangeError>>;
+/// The object comes back if it is not connected.
+pub(crate) type Attempt<T, P> = Result<T, StateError<P, ExchangeError>>;
+
+pub(crate) type Exchanged<P> = Attempt<(<P as Handshake>::Connected, Vec<u8>), P>;
 
 /// Two sides that connect, as a state machine without a stream: the program carries its bytes. See
 /// [`PreparedChannel::begin_accept`](crate::PreparedChannel::begin_accept).
@@ -53,11 +54,7 @@ enum Stage<P: Handshake> {
 }
 
 impl<P: Handshake> Exchange<P> {
-    pub(crate) fn new(
-        prepared: P,
-        role: Role,
-        private_data: &[u8],
-    ) -> Result<Self, StateError<P, ExchangeError>> {
+    pub(crate) fn new(prepared: P, role: Role, private_data: &[u8]) -> Attempt<Self, P> {
         let output = match wire::greeting(&prepared.endpoint(), private_data) {
             Ok(greeting) => greeting,
             Err(error) => return Err(StateError::new(prepared, error)),
@@ -103,9 +100,7 @@ impl<P: Handshake> Exchange<P> {
     /// See [`ExchangeError`]. The object comes back in the [`StateError`], for another attempt over another stream.
     /// Close this one.
     #[expect(clippy::type_complexity, reason = "what `Exchanged` has, or the same again")]
-    pub fn advance(
-        mut self,
-    ) -> Result<Step<(P::Connected, Vec<u8>), Self>, StateError<P, ExchangeError>> {
+    pub fn advance(mut self) -> Attempt<Step<(P::Connected, Vec<u8>), Self>, P> {
         while self.wants() == 0 && self.to_send().is_empty() {
             self = match self.next_stage() {
                 Ok(next) => next,
@@ -125,7 +120,7 @@ impl<P: Handshake> Exchange<P> {
     pub fn step(
         mut self,
         stream: &mut (impl Read + Write + ?Sized),
-    ) -> Result<Step<(P::Connected, Vec<u8>), Self>, StateError<P, ExchangeError>> {
+    ) -> Attempt<Step<(P::Connected, Vec<u8>), Self>, P> {
         loop {
             self = match self.advance()? {
                 Step::Pending(pending) => pending,

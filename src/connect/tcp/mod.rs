@@ -58,7 +58,7 @@ pub use async_stream::AsyncStream;
 pub(crate) use async_stream::exchange_over;
 pub use error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
 pub use exchange::Exchange;
-pub(crate) use exchange::Role;
+pub(crate) use exchange::{Attempt, Role};
 pub(crate) use stream::exchange;
 pub use stream::{DeadlineStream, StreamWithDeadline};
 #[cfg(any(test, fuzzing))]

@@ -6,7 +6,7 @@ use super::extended_completion::{CompletionFields, Extended};
 use super::queue::{CompletionQueue, Notifier};
 use crate::base::c_enum::setters;
 use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Detail, Error, Result};
 use crate::base::ffi;
 use crate::base::ffi::ibv_cq_init_attr_mask as Mask;
 use crate::base::handle::Handle;
@@ -301,7 +301,8 @@ impl CompletionQueue<'_> {
         ffi::status(RESIZE, returned).map_err(|error| match error.errno() {
             // The number was checked: no other cause is left.
             libc::EINVAL => {
-                Error::holds_more(RESIZE, entries as u32, "completions: poll them first")
+                let (more_than, what) = (entries as u32, "completions: poll them first");
+                Error::with(RESIZE, libc::EINVAL, Detail::Holds { more_than, what })
             }
             _ => error,
         })

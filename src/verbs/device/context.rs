@@ -11,7 +11,7 @@ use super::port::{LinkLayer, PortAttributes};
 use super::{Device, TransportType, fork};
 use crate::base::debug::debug;
 use crate::base::device_access::Unusable;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Detail, Error, Result};
 use crate::base::ffi;
 use crate::base::gid_class::GidClass;
 use crate::base::handle::{Handle, object, resource};
@@ -210,7 +210,7 @@ impl<'a> Context<'a> {
             )
         };
         ffi::status(VERB, returned).map_err(|error| match error.errno() {
-            linux::ENODATA => Error::no_gid(VERB, linux::ENODATA, port, index),
+            errno @ linux::ENODATA => Error::with(VERB, errno, Detail::GidIndex { index, port }),
             _ => error,
         })?;
         Ok(GidEntry::from(raw))

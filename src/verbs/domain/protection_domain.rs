@@ -5,16 +5,15 @@ use crate::base::c_enum::getters;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::handle::{Handle, ImportableHandle, Leak, importable_object, object, resource};
+use crate::base::handle::{Handle, Leak, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::device::Context;
 
-object!(ibv_pd, ibv_dealloc_pd);
-importable_object!(ibv_pd, ibv_unimport_pd);
+object!(ibv_pd, ibv_dealloc_pd or ibv_unimport_pd);
 
 /// `struct ibv_pd`: a protection domain. Memory, queue pairs and address handles work together only within one domain.
 pub struct ProtectionDomain<'ctx> {
-    raw: ImportableHandle<ffi::ibv_pd>,
+    raw: Handle<ffi::ibv_pd>,
     base: Option<Base<'ctx>>,
     context: Parent<'ctx, Context<'ctx>>,
 }
@@ -57,7 +56,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
         let context = context.into();
         // SAFETY: the context is live; a domain that comes back is ours alone.
         let raw = unsafe { Handle::new("ibv_alloc_pd", ffi::ibv_alloc_pd(context.as_raw())) }?;
-        Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })
+        Ok(Self { raw, base: None, context })
     }
 
     /// `ibv_alloc_parent_domain`: allocates a domain that stands for `base`: objects of both work together. A thread
@@ -129,7 +128,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
             Handle::new(VERB, raw)
         }?;
         let base = Some(Base { domain, thread, allocator });
-        Ok(Self { raw: ImportableHandle::owned(raw), base, context })
+        Ok(Self { raw, base, context })
     }
 
     /// Takes over a protection domain that other code allocated.
@@ -153,7 +152,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
         Error::invalid_if(is_foreign, "ibv_alloc_pd", "not a protection domain of this context")?;
         // SAFETY: the caller hands over a live domain.
         let raw = unsafe { Handle::new("ibv_alloc_pd", raw) }?;
-        Ok(Self { raw: ImportableHandle::owned(raw), base: None, context })
+        Ok(Self { raw, base: None, context })
     }
 
     /// The domain that a parent domain stands for.
@@ -178,9 +177,10 @@ impl<'ctx> ProtectionDomain<'ctx> {
     pub fn import(context: impl Into<Parent<'ctx, Context<'ctx>>>, handle: u32) -> Result<Self> {
         let context = context.into();
         // SAFETY: the context is live; what comes back is an import of ours.
-        let raw =
-            unsafe { Handle::new("ibv_import_pd", ffi::ibv_import_pd(context.as_raw(), handle)) }?;
-        Ok(Self { raw: ImportableHandle::imported(raw), base: None, context })
+        let raw = unsafe {
+            Handle::import("ibv_import_pd", ffi::ibv_import_pd(context.as_raw(), handle))
+        }?;
+        Ok(Self { raw, base: None, context })
     }
 
     /// Takes ownership of an [imported](Self::import) domain: a drop or `close` then deallocates it, for all processes.

@@ -9,14 +9,13 @@ use super::scatter_gather::{Element, LocalMemory, LocalMemoryMut, private, resol
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::handle::{Handle, ImportableHandle, Leak, importable_object, object, resource};
+use crate::base::handle::{Handle, Leak, object, resource};
 use crate::base::parent::Parent;
 use crate::verbs::device::Context;
 use crate::verbs::device::quirks::copies_results;
 use crate::verbs::domain::ProtectionDomain;
 
-object!(ibv_dm, ibv_free_dm);
-importable_object!(ibv_dm, ibv_unimport_dm);
+object!(ibv_dm, ibv_free_dm or ibv_unimport_dm);
 
 /// `struct ibv_dm`: a piece of the device's own memory.
 ///
@@ -38,7 +37,7 @@ importable_object!(ibv_dm, ibv_unimport_dm);
 /// ```
 #[doc(alias = "ibv_dm")]
 pub struct DeviceMemory<'ctx> {
-    raw: ImportableHandle<ffi::ibv_dm>,
+    raw: Handle<ffi::ibv_dm>,
     bytes: usize,
     context: Parent<'ctx, Context<'ctx>>,
 }
@@ -101,7 +100,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         // SAFETY: the context is live; memory that comes back is ours alone.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_alloc_dm(context.as_raw(), &mut attributes)) }?;
-        Ok(Self { raw: ImportableHandle::owned(raw), bytes, context })
+        Ok(Self { raw, bytes, context })
     }
 
     /// `ibv_import_dm`: imports device memory that another process has allocated through the same file
@@ -127,9 +126,10 @@ impl<'ctx> DeviceMemory<'ctx> {
     ) -> Result<Self> {
         let context = context.into();
         // SAFETY: the context is live; the import that comes back is ours.
-        let raw =
-            unsafe { Handle::new("ibv_import_dm", ffi::ibv_import_dm(context.as_raw(), handle)) }?;
-        Ok(Self { raw: ImportableHandle::imported(raw), bytes, context })
+        let raw = unsafe {
+            Handle::import("ibv_import_dm", ffi::ibv_import_dm(context.as_raw(), handle))
+        }?;
+        Ok(Self { raw, bytes, context })
     }
 
     /// Takes over memory of `bytes` bytes allocated elsewhere, such as by a C library.
@@ -152,7 +152,7 @@ impl<'ctx> DeviceMemory<'ctx> {
         let is_foreign = raw.is_null() || unsafe { (*raw).context } != context.as_raw();
         Error::invalid_if(is_foreign, VERB, "not device memory of this context")?;
         // SAFETY: the caller hands over live memory.
-        let raw = ImportableHandle::owned(unsafe { Handle::new(VERB, raw) }?);
+        let raw = unsafe { Handle::new(VERB, raw) }?;
         Ok(Self { raw, bytes, context })
     }
 

@@ -11,7 +11,7 @@ use crate::base::mr_tracker;
 use crate::base::parent::Parent;
 use crate::verbs::domain::ProtectionDomain;
 
-object!(ibv_mr, ibv_dereg_mr, mr_tracker);
+object!(ibv_mr, ibv_dereg_mr or ibv_unimport_mr, mr_tracker);
 
 /// Requests name the memory from `iova` on.
 ///

@@ -21,11 +21,7 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer 
 
     #[inline]
     fn gather(&self) -> Result<Self::List> {
-        let mut list = [ffi::ibv_sge::default(); N];
-        for (element, piece) in list.iter_mut().zip(self) {
-            [*element] = piece.gather()?;
-        }
-        Ok(list)
+        each(self.iter().map(B::gather))
     }
 
     #[inline]
@@ -45,21 +41,22 @@ unsafe impl<B: ScatterBuffer<List = One, Kept = B>, const N: usize> ScatterBuffe
 
     #[inline]
     fn scatter(&mut self) -> Result<Self::List> {
-        let mut list = [ffi::ibv_sge::default(); N];
-        for (element, piece) in list.iter_mut().zip(self) {
-            [*element] = piece.scatter()?;
-        }
-        Ok(list)
+        each(self.iter_mut().map(B::scatter))
     }
 
     #[inline]
     fn begin_receive(&mut self) -> Result<Self::List> {
-        let mut list = [ffi::ibv_sge::default(); N];
-        for (element, piece) in list.iter_mut().zip(self) {
-            [*element] = piece.begin_receive()?;
-        }
-        Ok(list)
+        each(self.iter_mut().map(B::begin_receive))
     }
+}
+
+#[inline(always)]
+fn each<const N: usize>(pieces: impl Iterator<Item = Result<One>>) -> Result<[ffi::ibv_sge; N]> {
+    let mut list = [ffi::ibv_sge::default(); N];
+    for (element, piece) in list.iter_mut().zip(pieces) {
+        [*element] = piece?;
+    }
+    Ok(list)
 }
 
 /// A list whose length is known at run time only, as [`List`](GatherBuffer::List) of a program's own buffer of several
@@ -123,50 +120,8 @@ impl AsMut<[ffi::ibv_sge]> for ElementList {
 
 impl private::List for ElementList {}
 
-fn gather_all<B: GatherBuffer<List = One, Kept = B>>(pieces: &[B]) -> Result<ElementList> {
-    ElementList::collect(pieces.len(), pieces.iter().map(|piece| Ok(piece.gather()?[0])))
-}
-
-fn begin_all<B: ScatterBuffer<List = One, Kept = B>>(pieces: &mut [B]) -> Result<ElementList> {
-    ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.begin_receive()?[0])))
-}
-
-fn scatter_all<B: ScatterBuffer<List = One, Kept = B>>(pieces: &mut [B]) -> Result<ElementList> {
-    ElementList::collect(pieces.len(), pieces.iter_mut().map(|piece| Ok(piece.scatter()?[0])))
-}
-
-// SAFETY: what holds for each piece holds for all, and the vector has them all while it lives.
-unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for Vec<B> {
-    type List = ElementList;
-    type Kept = Self;
-
-    const INLINE: bool = B::INLINE;
-    const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
-
-    fn gather(&self) -> Result<ElementList> {
-        gather_all(self)
-    }
-
-    fn is_in_reach(&self) -> bool {
-        self.iter().all(B::is_in_reach)
-    }
-
-    fn received(&mut self, bytes: usize) -> usize {
-        self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
-    }
-}
-
-// SAFETY: as above.
-unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for Vec<B> {
-    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
-
-    fn scatter(&mut self) -> Result<ElementList> {
-        scatter_all(self)
-    }
-
-    fn begin_receive(&mut self) -> Result<ElementList> {
-        begin_all(self)
-    }
+fn all(pieces: impl ExactSizeIterator<Item = Result<One>>) -> Result<ElementList> {
+    ElementList::collect(pieces.len(), pieces.map(|piece| Ok(piece?[0])))
 }
 
 // SAFETY: what holds for each piece holds for all, while they are borrowed.
@@ -177,7 +132,7 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
     const INLINE: bool = B::INLINE;
 
     fn gather(&self) -> Result<ElementList> {
-        gather_all(self)
+        all(self.iter().map(B::gather))
     }
 
     fn is_in_reach(&self) -> bool {
@@ -185,39 +140,46 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
     }
 }
 
-// SAFETY: as above; the pieces are borrowed exclusively.
-unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &mut [B] {
-    type List = ElementList;
-    type Kept = Self;
+macro_rules! impl_buffer_of_list {
+    ($($list:ty),+) => {$(
+        // SAFETY: what holds for each piece holds for all. A vector has them all while it lives; a slice borrows them
+        // exclusively.
+        unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for $list {
+            type List = ElementList;
+            type Kept = Self;
 
-    const INLINE: bool = B::INLINE;
-    const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
+            const INLINE: bool = B::INLINE;
+            const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
 
-    fn gather(&self) -> Result<ElementList> {
-        gather_all(self)
-    }
+            fn gather(&self) -> Result<ElementList> {
+                all(self.iter().map(B::gather))
+            }
 
-    fn is_in_reach(&self) -> bool {
-        self.iter().all(B::is_in_reach)
-    }
+            fn is_in_reach(&self) -> bool {
+                self.iter().all(B::is_in_reach)
+            }
 
-    fn received(&mut self, bytes: usize) -> usize {
-        self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
-    }
+            fn received(&mut self, bytes: usize) -> usize {
+                self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
+            }
+        }
+
+        // SAFETY: as above.
+        unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for $list {
+            const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
+
+            fn scatter(&mut self) -> Result<ElementList> {
+                all(self.iter_mut().map(B::scatter))
+            }
+
+            fn begin_receive(&mut self) -> Result<ElementList> {
+                all(self.iter_mut().map(B::begin_receive))
+            }
+        }
+    )+};
 }
 
-// SAFETY: as above.
-unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for &mut [B] {
-    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
-
-    fn scatter(&mut self) -> Result<ElementList> {
-        scatter_all(self)
-    }
-
-    fn begin_receive(&mut self) -> Result<ElementList> {
-        begin_all(self)
-    }
-}
+impl_buffer_of_list!(Vec<B>, &mut [B]);
 
 // SAFETY: what holds for each piece holds for all.
 unsafe impl<B: BorrowedBuffer, const N: usize> BorrowedBuffer for [B; N] {}

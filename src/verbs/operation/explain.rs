@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use crate::base::error::Error;
+use crate::base::error::{Detail, Error};
 use crate::base::ffi;
 use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
 use crate::verbs::operation::{INLINE, total};
@@ -82,9 +82,12 @@ fn explain_state(queue_pair: &QueuePair<'_, QueuePairType>, error: Error) -> Err
         return Error::invalid(verb, "the queue pair was built without room for sends");
     }
     match (queue_pair.state_before_rts(), receives) {
-        (Some(state), false) => Error::wrong_state(verb, errno, state, QueuePairState::ReadyToSend),
+        (Some(state), false) => {
+            Error::with(verb, errno, Detail::State { state, needed: QueuePairState::ReadyToSend })
+        }
         (Some(QueuePairState::Reset), true) => {
-            Error::wrong_state(verb, errno, QueuePairState::Reset, QueuePairState::Init)
+            let (state, needed) = (QueuePairState::Reset, QueuePairState::Init);
+            Error::with(verb, errno, Detail::State { state, needed })
         }
         (Some(QueuePairState::Init), true) if errno != libc::EINVAL => {
             let reason = "the receive queue is full, and no receive completes before the queue pair \

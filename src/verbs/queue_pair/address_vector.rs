@@ -6,7 +6,7 @@ use super::endpoint::QueuePairEndpoint;
 use super::global_route_header::GlobalRouteHeader;
 use crate::base::c_enum::setters;
 use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Detail, Error, Result};
 use crate::base::ffi;
 use crate::base::handle::{Handle, object, resource};
 use crate::base::parent::Parent;
@@ -229,10 +229,13 @@ impl AddressVector {
             }
             return Ok(());
         };
-        context
-            .query_gid(self.port, index.into())
-            .map(drop)
-            .map_err(|_| Error::no_gid(verb, libc::EINVAL, self.port, index.into()))
+        context.query_gid(self.port, index.into()).map(drop).map_err(|_| {
+            Error::with(
+                verb,
+                libc::EINVAL,
+                Detail::GidIndex { index: index.into(), port: self.port },
+            )
+        })
     }
 
     #[cold]
@@ -242,11 +245,9 @@ impl AddressVector {
             Some(route) if unreachable.contains(&error.errno()) => {
                 let index = route.source_gid_index;
                 let ours = context.query_gid(self.port, index.into());
-                error.on_path(
-                    ours.map_or(Gid::ZERO, |entry| entry.gid).into(),
-                    index,
-                    route.gid.into(),
-                )
+                let ours = ours.map_or(Gid::ZERO, |entry| entry.gid).into();
+                let path = Detail::Path { ours, index, theirs: route.gid.into() };
+                Error::with(error.verb(), error.errno(), path)
             }
             _ => error,
         }

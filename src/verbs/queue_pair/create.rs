@@ -335,38 +335,15 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     /// A broken device grants less than asked.
     fn check_granted(&self, asked: ffi::ibv_qp_cap) -> Result<()> {
         let granted = self.capacities;
-        let mut sizes = vec![
-            (
-                "max_send_wr (the device grants less than was asked)",
-                asked.max_send_wr,
-                granted.max_send_wr,
-            ),
-            (
-                "max_send_sge (the device grants less than was asked)",
-                asked.max_send_sge,
-                granted.max_send_sge,
-            ),
-            (
-                "max_inline_data (the device grants less than was asked)",
-                asked.max_inline_data,
-                granted.max_inline_data,
-            ),
-        ];
-        let only_sends = matches!(self.kind, QueuePairType::XrcSend) || self.driver.is_some();
-        if !only_sends {
-            sizes.push((
-                "max_recv_wr (the device grants less than was asked)",
-                asked.max_recv_wr,
-                granted.max_recv_wr,
-            ));
-            sizes.push((
-                "max_recv_sge (the device grants less than was asked)",
-                asked.max_recv_sge,
-                granted.max_recv_sge,
-            ));
+        macro_rules! check {
+            ($($size:ident)+) => {$(
+                let what = concat!(stringify!($size), " (the device grants less than was asked)");
+                Error::within(VERB, what, asked.$size, 0, granted.$size)?;
+            )+};
         }
-        for (what, asked, granted) in sizes {
-            Error::within(VERB, what, asked, 0, granted)?;
+        check!(max_send_wr max_send_sge max_inline_data);
+        if self.kind != QueuePairType::XrcSend && self.driver.is_none() {
+            check!(max_recv_wr max_recv_sge);
         }
         Ok(())
     }

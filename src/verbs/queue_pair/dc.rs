@@ -14,7 +14,7 @@ use super::transition::StateTransition;
 use super::transport::{Dci, DriverTransport, Transport};
 use crate::base::c_enum::getters;
 use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Detail, Error, Result};
 use crate::base::ffi;
 use crate::base::parent::Parent;
 use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
@@ -139,8 +139,9 @@ impl<T: Transport> QueuePair<'_, T> {
             Some(index) => context.query_gid(s.port, index.into())?,
             None => context.routable_gid(s.port)?,
         };
-        let index = u8::try_from(gid.index)
-            .map_err(|_| Error::no_gid(CREATE, libc::EINVAL, s.port, gid.index))?;
+        let index = u8::try_from(gid.index).map_err(|_| {
+            Error::with(CREATE, libc::EINVAL, Detail::GidIndex { index: gid.index, port: s.port })
+        })?;
         // Initiators differ, so only our end of the path counts.
         let path = AddressVector::new(s.port, port.lid())
             .global(gid.gid, index)

@@ -1,7 +1,7 @@
 //! The address and limits of a queue pair, which its peer needs to connect.
 
 use crate::base::c_enum::{getters, setters};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Detail, Error, Result};
 use crate::base::ffi;
 use crate::base::gid_class::GidClass;
 use crate::base::queue_pair_state::QueuePairType;
@@ -147,14 +147,14 @@ impl QueuePairEndpoint {
                 _ => ours == theirs,
             };
             if !fits {
-                return Err(Error::types_do_not_fit(verb, ours, theirs));
+                return Err(Error::with(verb, libc::EINVAL, Detail::Types { ours, theirs }));
             }
         }
         const FULL_MEMBER: u16 = 0x8000;
         if let (Some(ours), Some(theirs)) = (self.pkey(), theirs.pkey())
             && ((ours ^ theirs) & !FULL_MEMBER != 0 || (ours | theirs) & FULL_MEMBER == 0)
         {
-            return Err(Error::partitions_do_not_fit(verb, ours, theirs));
+            return Err(Error::with(verb, libc::EINVAL, Detail::Partitions { ours, theirs }));
         }
         Ok(())
     }
@@ -178,11 +178,10 @@ impl QueuePairEndpoint {
         ours: &EndpointGids,
         theirs: &Self,
     ) -> Result<(EndpointGid, EndpointGid)> {
-        ours.choose(&theirs.gids).ok_or(Error::gids_do_not_fit(
-            verb,
-            ours.first().named(),
-            theirs.gids.first().named(),
-        ))
+        // Each side's best.
+        let (a, b) = (ours.first().named(), theirs.gids.first().named());
+        let none = Error::with(verb, libc::EADDRNOTAVAIL, Detail::Gids { ours: a, theirs: b });
+        ours.choose(&theirs.gids).ok_or(none)
     }
 }
 

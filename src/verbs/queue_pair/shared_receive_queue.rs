@@ -2,7 +2,7 @@
 
 use crate::base::c_enum::getters;
 use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Detail, Error, Result};
 use crate::base::ffi;
 use crate::base::handle::{Handle, Leak, object, resource};
 use crate::base::parent::Parent;
@@ -266,7 +266,11 @@ impl<'pd> SharedReceiveQueue<'pd> {
                         let (value, low) = (max_wr.into(), found.limit);
                         Error::out_of_range(VERB, "max_wr", value, low, most.into())
                     }
-                    _ => Error::holds_more(VERB, max_wr, "receives"),
+                    _ => Error::with(
+                        VERB,
+                        libc::EINVAL,
+                        Detail::Holds { more_than: max_wr, what: "receives" },
+                    ),
                 },
                 _ => error,
             },

@@ -6,7 +6,7 @@ use super::address_vector::AddressVector;
 use super::attributes::{
     Attribute, AttributeMask, MigrationState, QueuePairAttributes, attribute_table,
 };
-use crate::base::error::{Error, Result};
+use crate::base::error::{Detail, Error, Result};
 use crate::base::ffi;
 use crate::base::queue_pair_state::{Problem, QueuePairState, QueuePairType, TransitionError};
 use crate::verbs::memory::AccessFlags;
@@ -142,7 +142,9 @@ impl StateTransition {
             from = self.raw.cur_qp_state.into();
         }
         let to = attributes.state().unwrap_or(from);
-        check(kind, from, to, self.mask).map_err(Error::transition)
+        check(kind, from, to, self.mask).map_err(|reason| {
+            Error::with("ibv_modify_qp", libc::EINVAL, Detail::Transition(reason))
+        })
     }
 }
 

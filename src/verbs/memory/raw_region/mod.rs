@@ -7,7 +7,7 @@ use std::ptr;
 
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::handle::{Handle, ImportableHandle, Leak as _};
+use crate::base::handle::{Handle, Leak as _};
 use crate::base::parent::Parent;
 use crate::verbs::device::quirks::copies_results;
 use crate::verbs::domain::ProtectionDomain;
@@ -361,8 +361,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         const VERB: &str = "ibv_import_mr";
         let domain = domain.into();
         // SAFETY: the domain is live; the import that comes back is ours.
-        let raw = unsafe { Handle::new(VERB, ffi::ibv_import_mr(domain.as_raw(), handle)) }?;
-        let raw = ImportableHandle::imported(raw);
+        let raw = unsafe { Handle::import(VERB, ffi::ibv_import_mr(domain.as_raw(), handle)) }?;
         // SAFETY: the region is live, and the import has set its length.
         let len = unsafe { (*raw.as_ptr()).length };
         let reason = "the region ends beyond the last address";

@@ -19,7 +19,7 @@ use std::{fmt, ptr};
 use crate::base::c_enum::getters;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::handle::{Handle, ImportableHandle, Leak, importable_object};
+use crate::base::handle::{Handle, Leak};
 use crate::base::parent::Parent;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::options::AccessFlags;
@@ -32,8 +32,6 @@ use crate::verbs::memory::scatter_gather::{
     sge_at,
 };
 use crate::verbs::memory::slice::{MemorySlice, MemorySliceMut};
-
-importable_object!(ibv_mr, ibv_unimport_mr);
 
 /// `struct ibv_mr`: registered memory of the kind `M`. Each kind has a name and a page of its own.
 ///
@@ -60,7 +58,7 @@ importable_object!(ibv_mr, ibv_unimport_mr);
 /// | `Allocated`: it was allocated with the region | `Owned`, `Shared` |
 #[doc(alias = "ibv_mr")]
 pub struct Region<'pd, M: Backing> {
-    raw: ImportableHandle<ffi::ibv_mr>,
+    raw: Handle<ffi::ibv_mr>,
     /// Null if there is none, or it is unknown.
     address: *mut u8,
     len: usize,
@@ -122,7 +120,7 @@ pub trait Writable: Addressed {
 pub trait Peers: Writable {}
 
 pub(in crate::verbs::memory) struct Parts {
-    pub(in crate::verbs::memory) raw: ImportableHandle<ffi::ibv_mr>,
+    pub(in crate::verbs::memory) raw: Handle<ffi::ibv_mr>,
     pub(in crate::verbs::memory) address: *mut u8,
     pub(in crate::verbs::memory) len: usize,
     pub(in crate::verbs::memory) base: u64,
@@ -137,7 +135,6 @@ impl Parts {
         len: usize,
         access: AccessFlags,
     ) -> Self {
-        let raw = ImportableHandle::owned(raw);
         Self { raw, address, len, base: address as u64, access }
     }
 
@@ -178,7 +175,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
 
     /// Leaks the memory on failure. Does nothing if that was done.
     fn destroy(&mut self) -> Result<()> {
-        if self.raw.handle().is_gone() {
+        if self.raw.is_gone() {
             return Ok(());
         }
         self.deregister()?;
@@ -265,7 +262,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
     ) -> Result<(), ReregisterError> {
         let Self { raw, domain, access, .. } = self;
         // SAFETY: the caller vouches for the memory.
-        let result = unsafe { reregister(raw.handle(), domain, access, change, memory) };
+        let result = unsafe { reregister(raw, domain, access, change, memory) };
         let changed = !matches!(result, Err(e) if e.state != ReregisteredState::Changed);
         if let (true, Some((address, len))) = (changed, memory) {
             (self.address, self.len, self.base) = (address, len, address as u64);
