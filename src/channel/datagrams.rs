@@ -8,29 +8,20 @@ use std::time::Duration;
 
 use super::Channel;
 use super::builder::ChannelBuilder;
-use super::error::{TransportError, TransportResult};
-use super::operation::{Limits, Operation, Queue, Target, Templates};
-use super::posting::WorkRequest;
+use super::directed::EndDestination;
+use super::error::TransportError;
+use super::operation::Target;
 use crate::base::c_enum::setters;
 use crate::base::debug::debug;
-#[cfg(feature = "mlx5")]
-use crate::base::direct;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-use crate::base::ffi::{
-    ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as UdPeer, ibv_wr_opcode as Opcode,
-};
 use crate::base::handle::Leak;
 use crate::base::parent::Parent;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::verbs::completion::{CompletionQueue, WorkSuccess};
 use crate::verbs::device::{Gid, GidEntry, GidType};
 use crate::verbs::domain::ProtectionDomain;
-use crate::verbs::memory::GatherBuffer;
 use crate::verbs::operation::DatagramDestination;
-#[cfg(feature = "mlx5")]
-use crate::verbs::operation::DcDestination;
-use crate::verbs::operation::sealed::Request;
 #[cfg(any(feature = "efa", feature = "mlx5"))]
 use crate::verbs::queue_pair::DriverTransport;
 #[cfg(feature = "efa")]
@@ -178,12 +169,10 @@ impl<'res> DatagramsBuilder<'res> {
         let mut link = self.channel.of_loop(queue, None).build_link()?;
         link.activate()?;
         let core = &link.core;
-        let receive = match self.kind {
-            EndKind::Unreliable => post_receive,
-            #[cfg(any(feature = "efa", feature = "mlx5"))]
-            _ => post_plain_receive,
-        };
-        core.target.set(Target::with(core.queue_pair, refuse_send, receive));
+        core.target.set(match self.kind {
+            EndKind::Unreliable => Target::with(core.queue_pair, refuse_send, post_receive),
+            _ => core.target.get().with_send(refuse_send),
+        });
         let of_port = |entry: &GidEntry| entry.port == port;
         let gids = domain.context().gid_table()?.into_iter().filter(of_port).collect();
         let mut in_flight = Vec::new();
@@ -192,7 +181,8 @@ impl<'res> DatagramsBuilder<'res> {
         let known = HashMap::with_hasher(PathHasher(RandomState::new().hash_one(0)));
         let (uses, last, held, spent) = Default::default();
         let (kind, endpoint) = (self.kind, link.endpoint());
-        let at = Arc::new(DatagramPort { domain, endpoint, kind, port, qkey, gids });
+        let functions = link.queue_pair().extended_functions();
+        let at = Arc::new(DatagramPort { domain, endpoint, kind, functions, port, qkey, gids });
         let most = self.address_handles;
         let end = DatagramEnd { at, known, uses, last, most, in_flight, held, spent };
         Ok((Channel::connected(link), end))
@@ -210,6 +200,8 @@ pub(crate) struct DatagramPort<'res> {
     )]
     pub(crate) endpoint: QueuePairEndpoint,
     pub(crate) kind: EndKind,
+    /// Those of the extended interface, by which all but UD post. UD has none.
+    pub(crate) functions: u64,
     port: u8,
     qkey: u32,
     /// Those of the port at the time of `build`.
@@ -272,101 +264,11 @@ impl Hasher for PathHasher {
 
 /// The transport of a datagram end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(dead_code, reason = "a build may have none of these features: `efa`, `mlx5`, `async`")]
 pub(crate) enum EndKind {
     Unreliable,
-    #[cfg(feature = "efa")]
     Srd,
-    #[cfg(feature = "mlx5")]
     Dc,
-}
-
-impl EndKind {
-    /// What fails harms no other operation.
-    pub(crate) fn survives_failures(self) -> bool {
-        match self {
-            #[cfg(feature = "efa")]
-            Self::Srd => true,
-            _ => false,
-        }
-    }
-
-    fn is_dc(self) -> bool {
-        match self {
-            #[cfg(feature = "mlx5")]
-            Self::Dc => true,
-            _ => false,
-        }
-    }
-
-    /// Only on UD.
-    #[cfg(feature = "async")]
-    pub(crate) fn has_header(self) -> bool {
-        self == Self::Unreliable
-    }
-}
-
-/// Where a datagram end sends to: a [`DatagramDestination`], or for a DC initiator a `DcDestination`. Sealed.
-pub trait EndDestination: sealed::EndDestination {}
-
-impl EndDestination for DatagramDestination {}
-#[cfg(feature = "mlx5")]
-impl EndDestination for DcDestination {}
-
-/// A destination with an address handle.
-#[derive(Clone, Copy)]
-pub struct Peer {
-    ud: UdPeer,
-    #[cfg(feature = "mlx5")]
-    access_key: Option<u64>,
-}
-
-debug! { Peer, self, number: self.ud.remote_qpn, .. }
-
-pub(crate) mod sealed {
-    use super::*;
-
-    pub trait EndDestination: Copy {
-        fn path(&self) -> &AddressVector;
-
-        fn peer(&self, handle: &AddressHandle<'_>) -> Peer;
-
-        /// Whether ends of DC alone send there.
-        const IS_DC: bool;
-    }
-
-    impl EndDestination for DatagramDestination {
-        const IS_DC: bool = false;
-
-        #[inline(always)]
-        fn path(&self) -> &AddressVector {
-            &self.path
-        }
-
-        #[inline(always)]
-        fn peer(&self, handle: &AddressHandle<'_>) -> Peer {
-            let &Self { number, qkey, .. } = self;
-            Peer {
-                ud: UdPeer { ah: handle.as_raw(), remote_qpn: number, remote_qkey: qkey },
-                #[cfg(feature = "mlx5")]
-                access_key: None,
-            }
-        }
-    }
-
-    #[cfg(feature = "mlx5")]
-    impl EndDestination for DcDestination {
-        const IS_DC: bool = true;
-
-        fn path(&self) -> &AddressVector {
-            &self.path
-        }
-
-        fn peer(&self, handle: &AddressHandle<'_>) -> Peer {
-            let &Self { number, access_key, .. } = self;
-            let ud = UdPeer { ah: handle.as_raw(), remote_qpn: number, remote_qkey: 0 };
-            Peer { ud, access_key: Some(access_key) }
-        }
-    }
 }
 
 impl DatagramPort<'_> {
@@ -376,7 +278,7 @@ impl DatagramPort<'_> {
     pub(crate) fn check<D: EndDestination>(&self) -> Result<()> {
         let reason =
             "a DC initiator sends to a DcDestination, and other ends to a DatagramDestination";
-        Error::invalid_if(D::IS_DC != self.kind.is_dc(), "ibv_create_ah", reason)
+        Error::invalid_if(D::IS_DC != (self.kind == EndKind::Dc), "ibv_create_ah", reason)
     }
 
     pub(crate) fn destination(&self, peer: &QueuePairEndpoint) -> Result<DatagramDestination> {
@@ -504,289 +406,6 @@ impl Leak for DatagramEnd<'_> {
             mem::forget(handle.clone());
         }
     }
-}
-
-// Posting without a peer: each send names its destination.
-
-pub(crate) struct Directed<R> {
-    request: R,
-    peer: Peer,
-    kind: EndKind,
-}
-
-impl<R> Directed<R> {
-    /// The caller keeps the handle while the device has the request.
-    pub(crate) fn new(
-        request: R,
-        handle: &AddressHandle<'_>,
-        destination: &impl EndDestination,
-        kind: EndKind,
-    ) -> Self {
-        Self { request, peer: destination.peer(handle), kind }
-    }
-
-    pub(crate) fn into_request(self) -> R {
-        self.request
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct DirectedOperation<O>(O, Peer, EndKind);
-
-impl<R: WorkRequest> Request for Directed<R> {
-    type Operation = DirectedOperation<R::Operation>;
-    type Buffer = R::Buffer;
-
-    fn split(self) -> (Self::Operation, R::Buffer) {
-        let (operation, buffer) = self.request.split();
-        (DirectedOperation(operation, self.peer, self.kind), buffer)
-    }
-
-    fn join(operation: Self::Operation, buffer: R::Buffer) -> Self {
-        let DirectedOperation(operation, peer, kind) = operation;
-        Self { request: R::join(operation, buffer), peer, kind }
-    }
-
-    fn list(buffer: &mut R::Buffer) -> Result<<R::Buffer as GatherBuffer>::List> {
-        R::list(buffer)
-    }
-}
-
-impl<O: Operation> Operation for DirectedOperation<O> {
-    const QUEUE: Queue = O::QUEUE;
-    const WRITES: bool = O::WRITES;
-    const TAKES_RECEIVE: bool = O::TAKES_RECEIVE;
-    const VERB: &'static str = O::VERB;
-
-    fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
-        let what = "the number of the remote queue pair";
-        Error::within(O::VERB, what, self.1.ud.remote_qpn, 0, DatagramDestination::MEMBERS)?;
-        self.0.check(limits, list)
-    }
-
-    fn explain_buffer(limits: &Limits, error: Error) -> Error {
-        O::explain_buffer(limits, error)
-    }
-
-    unsafe fn post(
-        self,
-        target: &Target,
-        prepared: *mut Templates,
-        wr_id: u64,
-        list: &mut [ffi::ibv_sge],
-    ) -> c_int {
-        let mut addressed = Addressed { queue_pair: target.queue_pair(), peer: self.1 };
-        let this = (&raw mut addressed).cast();
-        let send = match self.2 {
-            EndKind::Unreliable => send_to,
-            #[cfg(feature = "efa")]
-            EndKind::Srd => send_extended,
-            #[cfg(feature = "mlx5")]
-            EndKind::Dc => send_extended,
-        };
-        // SAFETY: the function gets its `Addressed`; the caller vouches for the rest.
-        unsafe { self.0.post(&Target::with(this, send, post_receive), prepared, wr_id, list) }
-    }
-}
-
-struct Addressed {
-    queue_pair: *mut ffi::ibv_qp,
-    peer: Peer,
-}
-
-/// # Safety
-///
-/// `this` is an [`Addressed`] with a live queue pair and handle. The rest is as for `ibv_post_send`.
-unsafe extern "C" fn send_to(
-    this: *mut ffi::ibv_qp,
-    request: *mut ffi::ibv_send_wr,
-    refused: *mut *mut ffi::ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller vouches for it.
-    let &Addressed { queue_pair, peer } = unsafe { &*this.cast() };
-    // SAFETY: as above.
-    unsafe {
-        if !matches!((*request).opcode, Opcode::IBV_WR_SEND | Opcode::IBV_WR_SEND_WITH_IMM) {
-            *refused = request;
-            return libc::EOPNOTSUPP;
-        }
-        (*request).wr.ud = peer.ud;
-        let returned = ffi::ibv_post_send(queue_pair, request, refused);
-        (*request).wr.ud = UdPeer::default();
-        returned
-    }
-}
-
-/// Posts by the extended interface, which alone has all operations of SRD, and those of DC. Nothing is posted if it fails.
-///
-/// # Safety
-///
-/// As above. The queue pair was created for extended operations.
-#[cfg(any(feature = "efa", feature = "mlx5"))]
-unsafe extern "C" fn send_extended(
-    this: *mut ffi::ibv_qp,
-    request: *mut ffi::ibv_send_wr,
-    refused: *mut *mut ffi::ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller vouches for everything. A function that is missing was checked for.
-    unsafe {
-        let &Addressed { queue_pair, peer } = &*this.cast();
-        let raw = ffi::ibv_qp_to_qp_ex(queue_pair);
-        let posted = extended::post(raw, &*request, peer);
-        if posted != 0 {
-            *refused = request;
-        }
-        posted
-    }
-}
-
-#[cfg(any(feature = "efa", feature = "mlx5"))]
-mod extended {
-    use super::*;
-
-    const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
-
-    /// # Safety
-    ///
-    /// As for `ibv_post_send`, on a queue pair with the extended interface.
-    pub(super) unsafe fn post(
-        raw: *mut ffi::ibv_qp_ex,
-        request: &ffi::ibv_send_wr,
-        peer: Peer,
-    ) -> c_int {
-        // SAFETY: the caller vouches for the queue pair, here and below.
-        let Some((start, complete, abort)) = (unsafe {
-            raw.as_ref().and_then(|raw| Some((raw.wr_start?, raw.wr_complete?, raw.wr_abort?)))
-        }) else {
-            return libc::EOPNOTSUPP;
-        };
-        let list = match request.num_sge {
-            0 => &[],
-            // SAFETY: the caller vouches for the request.
-            count => unsafe { std::slice::from_raw_parts(request.sg_list, count as usize) },
-        };
-        let is_inline = request.send_flags & INLINE != 0;
-        let bytes = |piece: &ffi::ibv_sge| ffi::ibv_data_buf {
-            addr: std::ptr::with_exposed_provenance_mut(piece.addr as usize),
-            length: piece.length as usize,
-        };
-        // One piece needs no memory.
-        let mut parts = Vec::new();
-        if is_inline && list.len() != 1 {
-            if parts.try_reserve_exact(list.len()).is_err() {
-                return libc::ENOMEM;
-            }
-            parts.extend(list.iter().map(bytes));
-        }
-        // SAFETY: as above; the batch is completed or aborted.
-        unsafe {
-            start(raw);
-            (*raw).wr_id = request.wr_id;
-            (*raw).wr_flags = request.send_flags & !INLINE;
-            let begun = begin(raw, request).and_then(|()| to_peer(raw, peer));
-            let set = match begun {
-                None => None,
-                Some(()) if is_inline => match list {
-                    [one] => {
-                        let one = bytes(one);
-                        (*raw).wr_set_inline_data.map(|set| set(raw, one.addr, one.length))
-                    }
-                    _ => (*raw)
-                        .wr_set_inline_data_list
-                        .map(|set| set(raw, parts.len(), parts.as_ptr())),
-                },
-                Some(()) => data(raw, list),
-            };
-            if set.is_none() {
-                abort(raw);
-                return libc::EOPNOTSUPP;
-            }
-            complete(raw)
-        }
-    }
-
-    /// `None`: the queue pair does not have the operation, here and below.
-    ///
-    /// # Safety
-    ///
-    /// A batch is open, here and below.
-    unsafe fn begin(raw: *mut ffi::ibv_qp_ex, request: &ffi::ibv_send_wr) -> Option<()> {
-        // SAFETY: the caller vouches for the queue pair. The opcode says which members of the unions are there.
-        unsafe {
-            let (rdma, atomic) = (request.wr.rdma, request.wr.atomic);
-            let extra = request.__bindgen_anon_1;
-            match request.opcode {
-                Opcode::IBV_WR_SEND => (*raw).wr_send?(raw),
-                Opcode::IBV_WR_SEND_WITH_IMM => (*raw).wr_send_imm?(raw, extra.imm_data),
-                Opcode::IBV_WR_SEND_WITH_INV => (*raw).wr_send_inv?(raw, extra.invalidate_rkey),
-                Opcode::IBV_WR_RDMA_WRITE => {
-                    (*raw).wr_rdma_write?(raw, rdma.rkey, rdma.remote_addr);
-                }
-                Opcode::IBV_WR_RDMA_WRITE_WITH_IMM => {
-                    let immediate = extra.imm_data;
-                    (*raw).wr_rdma_write_imm?(raw, rdma.rkey, rdma.remote_addr, immediate);
-                }
-                Opcode::IBV_WR_RDMA_READ => (*raw).wr_rdma_read?(raw, rdma.rkey, rdma.remote_addr),
-                Opcode::IBV_WR_ATOMIC_CMP_AND_SWP => {
-                    let (compare, swap) = (atomic.compare_add, atomic.swap);
-                    (*raw).wr_atomic_cmp_swp?(raw, atomic.rkey, atomic.remote_addr, compare, swap);
-                }
-                Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                    let add = atomic.compare_add;
-                    (*raw).wr_atomic_fetch_add?(raw, atomic.rkey, atomic.remote_addr, add);
-                }
-                _ => return None,
-            }
-        }
-        Some(())
-    }
-
-    /// # Safety
-    ///
-    /// As above.
-    unsafe fn to_peer(raw: *mut ffi::ibv_qp_ex, peer: Peer) -> Option<()> {
-        let UdPeer { ah, remote_qpn, remote_qkey } = peer.ud;
-        // SAFETY: the caller vouches for the queue pair; a key of DC is for initiators of mlx5 alone.
-        unsafe {
-            #[cfg(feature = "mlx5")]
-            if let Some(key) = peer.access_key {
-                let direct = direct::mlx5dv_qp_ex_from_ibv_qp_ex(raw);
-                (*direct).wr_set_dc_addr?(direct, ah, remote_qpn, key);
-                return Some(());
-            }
-            (*raw).wr_set_ud_addr?(raw, ah, remote_qpn, remote_qkey);
-        }
-        Some(())
-    }
-
-    /// # Safety
-    ///
-    /// As above; the pieces are as for `ibv_post_send`.
-    unsafe fn data(raw: *mut ffi::ibv_qp_ex, list: &[ffi::ibv_sge]) -> Option<()> {
-        // SAFETY: the caller vouches for the queue pair and the pieces.
-        unsafe {
-            match list {
-                [one] => (*raw).wr_set_sge?(raw, one.lkey, one.addr, one.length),
-                list => (*raw).wr_set_sge_list?(raw, list.len(), list.as_ptr()),
-            }
-        }
-        Some(())
-    }
-}
-
-/// As `ibv_post_recv`.
-///
-/// # Safety
-///
-/// As for `ibv_post_recv`.
-#[cfg(any(feature = "efa", feature = "mlx5"))]
-unsafe extern "C" fn post_plain_receive(
-    queue_pair: *mut ffi::ibv_qp,
-    request: *mut ffi::ibv_recv_wr,
-    refused: *mut *mut ffi::ibv_recv_wr,
-) -> c_int {
-    // SAFETY: the caller vouches for everything.
-    unsafe { ffi::ibv_post_recv(queue_pair, request, refused) }
 }
 
 /// # Safety

@@ -101,12 +101,12 @@ pub struct Limits {
 /// One request of each of the [`OPCODES`], made once. A post changes only the fields that differ from one operation
 /// to the next. Each is a list of one request: `next` is never set.
 pub struct Templates {
-    sends: [ffi::ibv_send_wr; OPCODES.len()],
+    pub(super) sends: [ffi::ibv_send_wr; OPCODES.len()],
     receive: ffi::ibv_recv_wr,
     /// All requests point here.
     piece: ffi::ibv_sge,
     /// The provider sets it if a post fails.
-    bad_send: *mut ffi::ibv_send_wr,
+    pub(super) bad_send: *mut ffi::ibv_send_wr,
     bad_receive: *mut ffi::ibv_recv_wr,
 }
 
@@ -143,6 +143,10 @@ impl Target {
         post_recv: PostRecv,
     ) -> Self {
         Self { queue_pair, post_send, post_recv }
+    }
+
+    pub(super) fn with_send(self, post_send: PostSend) -> Self {
+        Self { post_send, ..self }
     }
 
     pub(super) fn queue_pair(self) -> *mut ffi::ibv_qp {
@@ -310,11 +314,7 @@ impl<K: Undirected> Operation for K {
 
     #[inline]
     fn check(&self, limits: &Limits, list: &[ffi::ibv_sge]) -> TransportResult<()> {
-        if !self.is_allowed(limits.reliable, limits.private_reads) {
-            return Err(refused(limits).into());
-        }
-        elements(Self::VERB, list, limits.max_send_sge)?;
-        Ok(check(&limits.messages, self, list)?)
+        check_send(self, limits, list)
     }
 
     #[cold]
@@ -367,6 +367,19 @@ impl<K: Undirected> Operation for K {
             returned
         }
     }
+}
+
+#[inline]
+pub(super) fn check_send<K: Kind>(
+    kind: &K,
+    limits: &Limits,
+    list: &[ffi::ibv_sge],
+) -> TransportResult<()> {
+    if !kind.is_allowed(limits.reliable, limits.private_reads) {
+        return Err(refused(limits).into());
+    }
+    elements("ibv_post_send", list, limits.max_send_sge)?;
+    Ok(check(&limits.messages, kind, list)?)
 }
 
 /// Compared with the prepared request. `unsignaled` has no effect: only a completion tells the channel that a request

@@ -4,9 +4,8 @@
 pub(crate) use super::builder::check_context;
 pub(crate) use super::core::Core;
 pub(crate) use super::credits::NO_CREDIT;
-pub(crate) use super::datagrams::{
-    DatagramEnd, DatagramPort, Directed, EndKind, explain, refuse_send,
-};
+pub(crate) use super::datagrams::{DatagramEnd, DatagramPort, EndKind, explain, refuse_send};
+pub(crate) use super::directed::Directed;
 pub(crate) use super::dispatch::{BATCH, PollCq, Polled, count, poll_cq_of};
 pub(crate) use super::error::Refused;
 pub(crate) use super::keep_alive::{check_reliable, nowhere};

@@ -8,9 +8,8 @@ use super::post::queue_index;
 use super::slots::{NEVER_FREE, SHARED, State};
 use crate::base::error::{Error, Result, StateError};
 use crate::base::ffi;
-use crate::channel::TransportError;
 use crate::channel::parts::{Core, Limits, Link, Queue, Target};
-use crate::channel::{Channel, PreparedChannel};
+use crate::channel::{Channel, PreparedChannel, TransportError};
 use crate::verbs::queue_pair::QueuePairEndpoint;
 
 impl<'res, B> Loop<'res, B> {

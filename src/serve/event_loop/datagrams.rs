@@ -10,18 +10,15 @@ use super::ended::{ChannelId, LoopBuffer};
 use super::members::unknown;
 use super::slots::{State, index_of};
 use crate::base::error::{Error, Result, StateError};
-use crate::channel::Channel;
-use crate::channel::DatagramsBuilder;
-use crate::channel::EndDestination;
-use crate::channel::OwnedBuffer;
-use crate::channel::parts::KeptSend;
-use crate::channel::parts::Link;
-use crate::channel::parts::Refused;
-use crate::channel::parts::{DatagramEnd, DatagramPort, Directed, EndKind};
-use crate::channel::{IntoSend, WorkRequest};
-use crate::channel::{OperationError, TransportError};
+use crate::channel::parts::{
+    DatagramEnd, DatagramPort, Directed, EndKind, KeptSend, Link, Refused,
+};
+use crate::channel::{
+    Channel, DatagramsBuilder, EndDestination, IntoSend, OperationError, OwnedBuffer,
+    TransportError, WorkRequest,
+};
 use crate::verbs::completion::WorkSuccess;
-use crate::verbs::operation::{DatagramDestination, SendQueueRequest};
+use crate::verbs::operation::{DatagramDestination, Destination, SendQueueRequest, To};
 #[cfg(doc)]
 use crate::verbs::queue_pair::AddressVector;
 use crate::verbs::queue_pair::{AddressHandle, GlobalRouteHeader, QueuePairEndpoint};
@@ -57,7 +54,7 @@ impl<'res, B> Loop<'res, B> {
             return Err(StateError::new(channel, error));
         }
         let id = self.add(channel)?;
-        self.table.cold[id.index()].survives_failures = end.at.kind.survives_failures();
+        self.table.cold[id.index()].survives_failures = end.at.kind == EndKind::Srd;
         self.members.add_end(id.index(), Box::new(end));
         Ok(id)
     }
@@ -114,8 +111,8 @@ impl<'res, B> Loop<'res, B> {
         B: LoopBuffer<R::Kept>,
     {
         let posted = match self.handle_to(end, destination) {
-            Ok((handle, kind)) => {
-                let directed = Directed::new(request, &handle, destination, kind);
+            Ok((handle, functions)) => {
+                let directed = Directed::new(request, destination.peer(&handle), functions);
                 self.post_by(end, directed, &handle, State::Token, token)
             }
             Err(error) => Err(Refused::new(error, Some(request))),
@@ -127,24 +124,24 @@ impl<'res, B> Loop<'res, B> {
         &mut self,
         end: ChannelId,
         destination: &D,
-    ) -> Result<(Arc<AddressHandle<'res>>, EndKind), TransportError> {
+    ) -> Result<(Arc<AddressHandle<'res>>, u64), TransportError> {
         let path = destination.path();
         let end = self.datagram_end(end).ok_or(TransportError::Closed)?;
         end.at.check::<D>()?;
-        let kind = end.at.kind;
+        let functions = end.at.functions;
         drop(end.take_spent());
         if let Some(handle) = end.known(path)? {
-            return Ok((handle, kind));
+            return Ok((handle, functions));
         }
         let handle = Arc::new(AddressHandle::new(end.at.domain.clone(), path)?);
         drop(end.keep(path, &handle));
-        Ok((handle, kind))
+        Ok((handle, functions))
     }
 
-    fn post_by<R: WorkRequest>(
+    fn post_by<R: WorkRequest + SendQueueRequest, P: Destination>(
         &mut self,
         end: ChannelId,
-        directed: Directed<R>,
+        directed: Directed<To<R, P>>,
         handle: &Arc<AddressHandle<'res>>,
         state: State,
         token: u64,
@@ -153,7 +150,7 @@ impl<'res, B> Loop<'res, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
-        let posted = self.post_as::<_, Refused<Directed<R>>>(end, directed, state, token);
+        let posted = self.post_as::<_, Refused<Directed<_>>>(end, directed, state, token);
         let first = self.table.entries.get(end.index()).map_or(0, |entry| entry.first_slot);
         let of_end = self.datagram_end(end);
         match posted {
@@ -173,11 +170,11 @@ impl<'res, B> Loop<'res, B> {
     }
 
     #[cfg(feature = "async")]
-    pub(crate) fn post_task_to<R: WorkRequest>(
+    pub(crate) fn post_task_to<R: WorkRequest + SendQueueRequest>(
         &mut self,
         end: ChannelId,
         request: R,
-        (destination, kind): (&impl EndDestination, EndKind),
+        (destination, functions): (&impl EndDestination, u64),
         handle: &Arc<AddressHandle<'res>>,
         waker: &mut Option<Waker>,
     ) -> Result<u64, Refused<R>>
@@ -185,7 +182,7 @@ impl<'res, B> Loop<'res, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
-        let directed = Directed::new(request, handle, destination, kind);
+        let directed = Directed::new(request, destination.peer(handle), functions);
         let number = self.post_by(end, directed, handle, State::Task, 0)?;
         self.keep_waker(number, waker);
         Ok(number)

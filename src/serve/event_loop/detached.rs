@@ -9,12 +9,8 @@ use super::table::Table;
 use crate::base::error::{Result, StateError};
 use crate::base::ffi;
 use crate::base::handle::Leak;
-use crate::channel::PreparedChannel;
-use crate::channel::TransportError;
-pub(crate) use crate::channel::parts::Core;
-use crate::channel::parts::DatagramEnd;
-use crate::channel::parts::Link;
-use crate::channel::parts::Queue;
+use crate::channel::parts::{Core, DatagramEnd, Link, Queue};
+use crate::channel::{PreparedChannel, TransportError};
 
 /// A channel out of its loop, which keeps its place and slots: requests in flight complete there.
 pub(crate) struct Detached<'res> {

@@ -2,8 +2,7 @@
 
 use crate::base::debug::debug;
 use crate::base::ffi;
-use crate::channel::{AnyBuffer, OwnedBuffer};
-use crate::channel::{TransportError, TransportResult};
+use crate::channel::{AnyBuffer, OwnedBuffer, TransportError, TransportResult};
 use crate::verbs::completion::{WorkCompletion, WorkSuccess};
 use crate::verbs::memory::GatherBuffer;
 

@@ -12,11 +12,8 @@ use super::slots::{NEVER_FREE, ONE, State};
 use super::table::Table;
 use crate::base::ffi;
 use crate::base::panics::catch;
-use crate::channel::OwnedBuffer;
-pub(crate) use crate::channel::parts::Core;
-pub(crate) use crate::channel::parts::POLL_FAILURES;
-use crate::channel::parts::Queue;
-use crate::channel::{TransportError, WorkRequest};
+use crate::channel::parts::{Core, POLL_FAILURES, Queue};
+use crate::channel::{OwnedBuffer, TransportError, WorkRequest};
 use crate::verbs::memory::{GatherBuffer, keep};
 
 impl<B> Table<B> {

@@ -9,14 +9,10 @@ use super::slots::{NEVER_FREE, ONE, State, index_of};
 use super::table::{ColdState, Entry};
 use crate::base::error::Error;
 use crate::base::ffi;
-use crate::channel::OwnedBuffer;
-use crate::channel::WorkRequest;
-pub(crate) use crate::channel::parts::NO_CREDIT;
-use crate::channel::parts::Refused;
-pub(crate) use crate::channel::parts::explain;
-pub(crate) use crate::channel::parts::list_of;
-use crate::channel::parts::{Limits, Operation, Queue, Templates};
-use crate::channel::{OperationError, TransportError};
+use crate::channel::parts::{
+    Limits, NO_CREDIT, Operation, Queue, Refused, Templates, explain, list_of,
+};
+use crate::channel::{OperationError, OwnedBuffer, TransportError, WorkRequest};
 use crate::verbs::memory::{GatherBuffer, keep};
 
 impl<B> Loop<'_, B> {

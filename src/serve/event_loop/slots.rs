@@ -7,7 +7,7 @@ use std::task::Waker;
 use super::ended::{ChannelId, Ended, Failed};
 use crate::base::error::Error;
 use crate::base::ffi;
-pub(crate) use crate::channel::parts::NO_SLOT;
+use crate::channel::parts::NO_SLOT;
 use crate::verbs::completion::message_len;
 use crate::verbs::memory::KeptLength;
 

@@ -16,9 +16,9 @@ use super::sends::Sends;
 use super::slots::{List, NEVER_FREE, Outcome, Slot, State, index_of};
 use super::waiters::{Deferred, Tasks, Waiters};
 use crate::base::ffi;
-pub(crate) use crate::channel::parts::Core;
-pub(crate) use crate::channel::parts::{BATCH, PollCq, Polled, count};
-use crate::channel::parts::{Limits, OwnTemplates, Queue, Target};
+use crate::channel::parts::{
+    BATCH, Core, Limits, OwnTemplates, PollCq, Polled, Queue, Target, count,
+};
 use crate::channel::{TransportError, TransportResult};
 
 /// What a post needs of a channel.

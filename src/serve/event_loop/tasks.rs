@@ -11,12 +11,8 @@ use super::slots::{List, NEVER_FREE, Slot, State};
 use super::table::{ColdState, Table};
 use super::waiters::{Deferred, Receiving, Tasks};
 use crate::base::ffi;
-use crate::channel::OwnedBuffer;
-use crate::channel::WorkRequest;
-pub(crate) use crate::channel::parts::NO_SLOT;
-use crate::channel::parts::Queue;
-use crate::channel::parts::Refused;
-use crate::channel::{TransportError, TransportResult};
+use crate::channel::parts::{NO_SLOT, Queue, Refused};
+use crate::channel::{OwnedBuffer, TransportError, TransportResult, WorkRequest};
 use crate::verbs::completion::WorkSuccess;
 
 pub(crate) enum DeferredStep<B> {

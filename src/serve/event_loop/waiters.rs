@@ -9,7 +9,7 @@ use crate::base::error::{Error, Result};
 #[cfg(any(feature = "async", test))]
 use crate::base::panics::Panics;
 use crate::channel::TransportError;
-pub(crate) use crate::channel::parts::NO_SLOT;
+use crate::channel::parts::NO_SLOT;
 
 /// Counts of a channel's receives, beyond one for each task that waits.
 #[derive(Clone, Copy, Default)]

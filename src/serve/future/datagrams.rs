@@ -130,8 +130,9 @@ impl<S: Share> AsyncDatagrams<S> {
             Ok(handle) => handle,
             Err(error) => return Err(Refused::new(error, Some(request)).into()),
         };
-        let kind = self.at.kind;
-        AsyncOperation::new(&self.channel, DirectedTo { request, destination, kind, handle }).await
+        let functions = self.at.functions;
+        AsyncOperation::new(&self.channel, DirectedTo { request, destination, functions, handle })
+            .await
     }
 
     /// `ibv_post_recv`: the next message of an [SRD](DatagramsBuilder::srd) end, which no header precedes: see
@@ -167,7 +168,7 @@ impl<S: Share> AsyncDatagrams<S> {
     where
         S::Buffer: LoopBuffer<PooledBuffer> + LoopBuffer<DatagramBuffer> + Into<DatagramBuffer>,
     {
-        if !self.at.kind.has_header() {
+        if self.at.kind != EndKind::Unreliable {
             let reason = "no header with the sender precedes a message of SRD, and a DC initiator receives none: take \
                           receive";
             let error = Error::with_reason("ibv_post_recv", libc::EOPNOTSUPP, reason).into();
@@ -290,14 +291,14 @@ impl<S: Share> AsyncDatagrams<S> {
 struct DirectedTo<R, D> {
     request: R,
     destination: D,
-    kind: EndKind,
+    functions: u64,
     handle: Arc<AddressHandle<'static>>,
 }
 
 impl<B, R, D> AsyncRequest<B> for DirectedTo<R, D>
 where
     B: LoopBuffer<R::Kept>,
-    R: WorkRequest<Kept: OwnedBuffer>,
+    R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,
     D: EndDestination,
 {
 }
@@ -305,7 +306,7 @@ where
 impl<B, R, D> Request<B> for DirectedTo<R, D>
 where
     B: LoopBuffer<R::Kept>,
-    R: WorkRequest<Kept: OwnedBuffer>,
+    R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,
     D: EndDestination,
 {
     fn post(
@@ -314,13 +315,13 @@ where
         channel: ChannelId,
         waker: &mut Option<Waker>,
     ) -> Result<u64, Refused<Self>> {
-        let Self { request, destination, kind, handle } = self;
-        core.post_task_to(channel, request, (&destination, kind), &handle, waker).map_err(
+        let Self { request, destination, functions, handle } = self;
+        core.post_task_to(channel, request, (&destination, functions), &handle, waker).map_err(
             |refused| {
                 let Refused { error, request } = refused;
                 Refused::new(
                     error,
-                    request.map(|request| Self { request, destination, kind, handle }),
+                    request.map(|request| Self { request, destination, functions, handle }),
                 )
             },
         )

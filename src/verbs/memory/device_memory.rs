@@ -425,7 +425,7 @@ impl<'pd> DeviceMemoryRegion<'pd> {
             let raw = ffi::ibv_reg_dm_mr(domain, memory.as_raw(), offset, bytes, access.bits());
             Handle::new(VERB, raw)
         }?;
-        let parts = Parts::at(raw, ptr::null_mut(), bytes, access);
+        let parts = Parts::by_address(raw, ptr::null_mut(), bytes, access);
         Ok(Self::from_parts(parts, OnDevice { memory, copies }, domain))
     }
 

@@ -112,7 +112,7 @@ impl<'pd, M: Allocated> Region<'pd, M> {
         // SAFETY: the memory has this length until the region is deregistered. Its elements accept any bytes, and
         // no references to what a peer may write exist.
         let raw = unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
-        let parts = Parts { base, ..Parts::at(raw, address, len, access) };
+        let parts = Parts { base, ..Parts::by_address(raw, address, len, access) };
         Ok(Self::from_parts(parts, memory, domain))
     }
 
@@ -306,7 +306,7 @@ unsafe fn register_slice<T: Element>(
     let address = slice.cast::<u8>();
     // SAFETY: the slice outlives all elements of the region. Without local write access the device only reads it.
     let raw = unsafe { register(VERB, domain, address, bytes, address as u64, access) }?;
-    Ok(Parts::at(raw, address, slice.len(), access))
+    Ok(Parts::by_address(raw, address, slice.len(), access))
 }
 
 impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {

@@ -7,6 +7,8 @@
 //!
 //! Without the interface, requests go to the [`Collector`].
 
+#[cfg(feature = "channel")]
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::{mem, ptr};
 
@@ -18,6 +20,8 @@ use crate::base::ffi;
 use crate::base::queue_pair_state::QueuePairType;
 use crate::verbs::memory::Gathered;
 use crate::verbs::operation::sealed::{Kind, Request};
+#[cfg(feature = "channel")]
+use crate::verbs::operation::without_empty;
 use crate::verbs::operation::{Adds, INLINE, SIGNALED, check};
 use crate::verbs::queue_pair::{MessageLimits, QueuePair, Rc, SendOperations, Transport, function};
 
@@ -161,11 +165,7 @@ impl<T: Transport> Batch<'_, T> {
                         .unwrap_or(*one);
                     (*raw).wr_set_sge.unwrap_unchecked()(raw, one.lkey, one.addr, one.length);
                 }
-                list if flags & INLINE == 0 => {
-                    (*raw).wr_set_sge_list.unwrap_unchecked()(raw, list.len(), list.as_ptr());
-                }
-                [one] => set_inline(raw, one),
-                list => set_inline_list(raw, list),
+                list => set_data(raw, flags & INLINE != 0, list),
             }
         }
         Ok(())
@@ -328,6 +328,58 @@ fn different_lengths() -> Error {
     let reason = "the provider rxe would take the first element's length for all elements: give them one \
                   length, or use post, which is not affected";
     Error::with_reason("ibv_wr_set_sge_list", libc::EOPNOTSUPP, reason)
+}
+
+/// Posts by the extended interface, which alone has all operations of SRD, and those of DC. Nothing is posted if it fails.
+///
+/// # Safety
+///
+/// As for `ibv_post_send`. The functions are those of this queue pair.
+#[cfg(feature = "channel")]
+#[inline(never)]
+pub(crate) unsafe fn post_by_functions<K: Kind>(
+    queue_pair: *mut ffi::ibv_qp,
+    kind: K,
+    functions: u64,
+    wr_id: u64,
+    list: &mut [ffi::ibv_sge],
+) -> c_int {
+    let filled = without_empty(list);
+    let list = &list[..filled];
+    let needed = functions_of(&kind, list);
+    if functions & needed != needed {
+        return libc::EOPNOTSUPP;
+    }
+    // SAFETY: the caller vouches for the queue pair and the memory; the functions are there, and with any of them those that
+    // begin and complete a batch.
+    unsafe {
+        let raw = ffi::ibv_qp_to_qp_ex(queue_pair);
+        (*raw).wr_start.unwrap_unchecked()(raw);
+        (*raw).wr_id = wr_id;
+        (*raw).wr_flags = SIGNALED | kind.flags() & !INLINE;
+        kind.emit(raw);
+        kind.emit_destination(raw);
+        if K::HAS_DATA {
+            set_data(raw, kind.flags() & INLINE != 0, list);
+        }
+        (*raw).wr_complete.unwrap_unchecked()(raw)
+    }
+}
+
+/// # Safety
+///
+/// The queue pair is live, in a batch, and has the function. The pieces are as for `ibv_post_send`.
+#[inline(always)]
+unsafe fn set_data(raw: *mut ffi::ibv_qp_ex, is_inline: bool, list: &[ffi::ibv_sge]) {
+    // SAFETY: the caller vouches for everything.
+    unsafe {
+        match list {
+            [one] if is_inline => set_inline(raw, one),
+            list if is_inline => set_inline_list(raw, list),
+            [one] => (*raw).wr_set_sge.unwrap_unchecked()(raw, one.lkey, one.addr, one.length),
+            list => (*raw).wr_set_sge_list.unwrap_unchecked()(raw, list.len(), list.as_ptr()),
+        }
+    }
 }
 
 /// # Safety

@@ -266,8 +266,13 @@ pub struct To<R, A> {
 
 impl<R, A> To<R, A> {
     #[inline(always)]
-    pub(super) fn new(request: R, destination: A) -> Self {
+    pub(crate) fn new(request: R, destination: A) -> Self {
         Self { request, destination }
+    }
+
+    #[cfg(feature = "channel")]
+    pub(crate) fn into_request(self) -> R {
+        self.request
     }
 }
 

@@ -63,6 +63,8 @@ mod receive;
 mod requests;
 
 pub use batch::Batch;
+#[cfg(feature = "channel")]
+pub(crate) use batch::post_by_functions;
 pub use bind_window::{WindowBinding, WindowMemory};
 pub use destination::{DatagramDestination, DatagramPeer, Destination, To, XrcPeer};
 #[cfg(feature = "mlx5")]

@@ -43,7 +43,7 @@ impl<'pd> RawMemoryRegion<'pd> {
             Handle::new(VERB, ffi::ibv_reg_buf_mr(domain, buffer, address.cast(), bytes, flags))
         }?;
         Ok(Self::from_parts(
-            Parts::at(raw, address, bytes, access),
+            Parts::by_address(raw, address, bytes, access),
             Raw { provider: Some(buffer), dmabuf: None },
             domain,
         ))

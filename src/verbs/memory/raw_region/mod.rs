@@ -173,7 +173,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         let access = access.difference(AccessFlags::ZERO_BASED);
         // SAFETY: the caller vouches for the memory.
         let raw = unsafe { register(verb, &domain, address, bytes, iova, access) }?;
-        let parts = Parts { base: iova, ..Parts::at(raw, address, bytes, access) };
+        let parts = Parts { base: iova, ..Parts::by_address(raw, address, bytes, access) };
         Ok(Self::from_parts(parts, Raw::default(), domain))
     }
 
@@ -227,7 +227,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         // SAFETY: the domain is live, and the region borrows the handle; the caller vouches for the memory.
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_reg_mr_ex(domain.as_raw(), &mut attributes)) }?;
-        Ok(Self::from_parts(Parts::at(raw, address, bytes, access), Raw::default(), domain))
+        Ok(Self::from_parts(Parts::by_address(raw, address, bytes, access), Raw::default(), domain))
     }
 
     /// `ibv_reg_dmabuf_mr`: registers `bytes` bytes of a dma-buf (such as memory of a GPU), from `offset` on.
@@ -328,7 +328,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         }?;
         let is_mapped = memory.dmabuf.is_some() && memory.is_in_reach();
         let address = if is_mapped { iova as *mut u8 } else { ptr::null_mut() };
-        let parts = Parts { base: iova, ..Parts::at(raw, address, bytes, access) };
+        let parts = Parts { base: iova, ..Parts::by_address(raw, address, bytes, access) };
         Ok(Self::from_parts(parts, memory, domain))
     }
 
@@ -400,7 +400,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         Error::invalid_if(base.checked_add(bytes as u64).is_none(), VERB, reason)?;
         // SAFETY: the caller hands over a live region.
         let raw = unsafe { Handle::new(VERB, raw) }?;
-        let parts = Parts { base, ..Parts::at(raw, address, bytes, access) };
+        let parts = Parts { base, ..Parts::by_address(raw, address, bytes, access) };
         Ok(Self::from_parts(parts, Raw::default(), domain))
     }
 

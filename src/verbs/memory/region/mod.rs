@@ -129,7 +129,7 @@ pub(in crate::verbs::memory) struct Parts {
 
 impl Parts {
     /// Requests name it by its address in this program.
-    pub(in crate::verbs::memory) fn at(
+    pub(in crate::verbs::memory) fn by_address(
         raw: Handle<ffi::ibv_mr>,
         address: *mut u8,
         len: usize,
@@ -139,7 +139,7 @@ impl Parts {
     }
 
     pub(in crate::verbs::memory) fn whole(raw: Handle<ffi::ibv_mr>, access: AccessFlags) -> Self {
-        Self::at(raw, ptr::null_mut(), 0, access)
+        Self::by_address(raw, ptr::null_mut(), 0, access)
     }
 }
 
