@@ -11,8 +11,9 @@ mod two_sides;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use ibverbs::{
-    AckTimeout, Channel, ChannelBuilder, Context, MaxAckRetries, MaxRnrRetries, MinRnrTimer,
-    PreparedChannel, ProtectionDomain, QueuePairEndpoint, TransportError, WorkStatus,
+    Channel, ChannelBuilder, Context, PreparedChannel, ProtectionDomain, QueuePairEndpoint,
+    TransportError, WorkStatus,
+    settings::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer},
 };
 
 use two_sides::{Result, both, deadline};

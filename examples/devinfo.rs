@@ -15,7 +15,7 @@ use ibverbs::device::{
     AtomicCapability, Counters, DeviceAttributes, GidType, LinkLayer, OnDemandPagingOperations,
     PortAttributes, PortState, QueuePairTypes, RawPacketCapabilities, TransportType,
 };
-use ibverbs::{Context, Device, Gid, MaximumTransferUnit, QueuePairType};
+use ibverbs::{Context, Device, Gid, QueuePairType, settings::MaximumTransferUnit};
 use lexopt::prelude::*;
 
 const USAGE: &str = "\

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use ibverbs::channel::DatagramsBuilder;
 use ibverbs::pool::DatagramBuffer;
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, Context, DatagramDestination, Loop, PooledBuffer,
-    ProtectionDomain, ReceiveWorkRequest,
+    AccessFlags, BufferPool, ChannelId, Context, Loop, PooledBuffer, ProtectionDomain,
+    ReceiveWorkRequest, operation::DatagramDestination,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use common::{Options, Result, deadline, pattern};
-use ibverbs::{Channel, MemorySliceMut, TransportError};
+use ibverbs::{Channel, TransportError, memory::MemorySliceMut};
 
 /// Numbers in a message: 64 KiB.
 const LENGTH: usize = 8192;

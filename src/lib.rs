@@ -22,7 +22,8 @@ Crates beside this one: `ibverbs-stream` (byte streams, as a `TcpStream`), `ibve
 `ibverbs-transfer` (a registration cache, counted immediates) and `ibverbs-software` (a device of software, for tests and machines
 without an adapter).
 
-The [guide](_guide) has a page for each thing that a program does first. Each module lists its items by what they are for."
+The [guide](_guide) has a page for each thing that a program does first. The names that most programs use are at the root.
+Each module lists all its items by what they are for."
 )]
 #![cfg_attr(not(feature = "async"), doc = include_str!("guide/queue_pair.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -89,25 +90,19 @@ pub use {
     base::parent::Parent,
     base::queue_pair_state::{QueuePairState, QueuePairType},
     completion::{
-        CompletionChannel, CompletionQueue, CompletionQueueBuilder, WorkCompletion, WorkError,
-        WorkErrorClass, WorkStatus, WorkSuccess,
+        CompletionChannel, CompletionQueue, CompletionQueueBuilder, WorkCompletion, WorkStatus,
     },
     device::{Context, Device, Gid, devices, open, open_first},
     domain::ProtectionDomain,
     memory::{
-        AccessFlags, GatherElement, Inline, MemoryRegion, MemorySlice, MemorySliceMut,
-        RegionOptions, RemoteMemoryRegion, ScatterElement, SharedMemoryRegion, SharedMemorySlice,
+        AccessFlags, Inline, MemoryRegion, RegionOptions, RemoteMemoryRegion, SharedMemoryRegion,
     },
     operation::{
-        CompareSwapWorkRequest, DatagramDestination, DatagramPeer, FetchAddWorkRequest,
-        PreparedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+        CompareSwapWorkRequest, FetchAddWorkRequest, ReadWorkRequest, ReceiveWorkRequest,
+        SendWorkRequest, WriteWorkRequest,
     },
     queue_pair::{
-        AddressHandle, AddressVector, ConnectionSettings, PreparedQueuePair, QueuePair,
-        QueuePairBuilder, QueuePairEndpoint, Rc, SharedReceiveQueue, Uc, Ud,
-    },
-    settings::{
-        AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-        PacketSequenceNumber,
+        AddressHandle, PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairEndpoint, Rc,
+        SharedReceiveQueue, Uc, Ud,
     },
 };

@@ -13,6 +13,8 @@ use ibverbs::memory::{
     MemoryWindow, NullMemoryRegion, RawMemoryRegion, ReadOnlyMemoryRegion, ReregisterError,
     Reregistration,
 };
+use ibverbs::memory::{GatherElement, MemorySliceMut, ScatterElement, SharedMemorySlice};
+use ibverbs::operation::{DatagramDestination, DatagramPeer, PreparedRequest};
 use ibverbs::operation::{
     Immediate, PreparedReceive, ReceiveHalf, ReceiveList, SendHalf, SendList, To, WindowBinding,
 };

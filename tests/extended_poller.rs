@@ -13,8 +13,8 @@ use ibverbs::completion::{
 use ibverbs::queue_pair::GlobalRouteHeader;
 use ibverbs::settings::ServiceLevel;
 use ibverbs::{
-    AddressVector, CompletionChannel, CompletionQueue, Context, ErrorKind, WorkCompletion,
-    WorkStatus, ffi,
+    CompletionChannel, CompletionQueue, Context, ErrorKind, WorkCompletion, WorkStatus, ffi,
+    queue_pair::AddressVector,
 };
 use ibverbs_function_device::{FunctionDevice, Kind};
 

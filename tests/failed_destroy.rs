@@ -10,6 +10,7 @@ use ibverbs::memory::{
     BorrowedMemoryRegion, DeviceMemory, DeviceMemoryRegion, MemoryWindow, MemoryWindowType,
     NullMemoryRegion, ReadOnlyMemoryRegion,
 };
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::XrcReceive;
 use ibverbs::work_queue::{
     Flags, IndirectionTable, ReceiveHash, ReceiveHashFields, ReceiveScalingQueuePair, WorkQueue,

@@ -14,6 +14,7 @@ use ibverbs::memory::{
     DeviceMemory, ImplicitMemoryRegion, MemoryWindow, MemoryWindowType, NullMemoryRegion,
     RawMemoryRegion,
 };
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{
     EnhancedConnection, OpenedQueuePair, StateTransition, Tag, TagListSize, TagOperation,
     XrcReceive,

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ibverbs::tcp::ExchangeError;
-use ibverbs::{AckTimeout, Channel, PreparedChannel, ProtectionDomain};
+use ibverbs::{Channel, PreparedChannel, ProtectionDomain, settings::AckTimeout};
 use two_machines::{PATIENCE, assert_nothing_left, pair, pattern, report, role};
 
 const PORT: u16 = 18515;

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use figures::figure;
 use ibverbs::device::{AsyncEventKind as Kind, AsyncEvents, PortState};
 use ibverbs::{
-    AckTimeout, Channel, ChannelBuilder, Context, MaxAckRetries, MaxRnrRetries, MinRnrTimer,
-    ProtectionDomain, QueuePairEndpoint, TransportError, WorkStatus,
+    Channel, ChannelBuilder, Context, ProtectionDomain, QueuePairEndpoint, TransportError,
+    WorkStatus,
+    settings::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer},
 };
 use two_machines::{
     PATIENCE, Peer, assert_nothing_left, pair, pattern, report, role, run, short_name,

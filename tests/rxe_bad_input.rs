@@ -11,9 +11,9 @@ use std::time::Instant;
 
 use ibverbs::device::PortState;
 use ibverbs::{
-    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Gid, MaximumTransferUnit,
-    MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePairBuilder, QueuePairEndpoint, Rc,
-    Result, WorkStatus,
+    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Gid, MemoryRegion, PreparedQueuePair,
+    ProtectionDomain, QueuePairBuilder, QueuePairEndpoint, Rc, Result, WorkStatus,
+    settings::MaximumTransferUnit,
 };
 
 use figures::figure;

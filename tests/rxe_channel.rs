@@ -15,8 +15,10 @@ use ibverbs::channel::ChannelClosed;
 use ibverbs::completion::WorkOpcode;
 use ibverbs::{
     AccessFlags, BufferPool, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, Loop,
-    MaxAckRetries, MaxRnrRetries, PooledBuffer, QueuePairType, ReceiveWorkRequest, SendWorkRequest,
-    SharedMemoryRegion, TransportError, WorkErrorClass, WorkStatus,
+    PooledBuffer, QueuePairType, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
+    TransportError, WorkStatus,
+    completion::WorkErrorClass,
+    settings::{MaxAckRetries, MaxRnrRetries},
 };
 
 use vm::channels::{ALL, Side, connect, deadline, exchange, handshake, nothing_is_left, sides};

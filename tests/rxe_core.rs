@@ -13,9 +13,9 @@ use ibverbs::device::{GidType, LinkLayer, NodeType, PhysicalState, PortState, Tr
 use ibverbs::queue_pair::Transport;
 use ibverbs::settings::ServiceLevel;
 use ibverbs::{
-    AccessFlags, AckTimeout, CompletionQueue, Context, ErrorKind, Gid, MaximumTransferUnit,
-    MemoryRegion, PacketSequenceNumber, ProtectionDomain, QueuePair, QueuePairType, Rc, Result,
-    ffi,
+    AccessFlags, CompletionQueue, Context, ErrorKind, Gid, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairType, Rc, Result, ffi,
+    settings::{AckTimeout, MaximumTransferUnit, PacketSequenceNumber},
 };
 
 use vm::{assert_nothing_left, completions, one_at_a_time, resources, run, success};

@@ -6,8 +6,8 @@ mod vm;
 use ibverbs::device::GidEntry;
 use ibverbs::queue_pair::GlobalRouteHeader;
 use ibverbs::{
-    AddressVector, CompletionQueue, Context, DatagramPeer, Gid, MemoryRegion, ProtectionDomain,
-    QueuePair, SendWorkRequest, Ud,
+    CompletionQueue, Context, Gid, MemoryRegion, ProtectionDomain, QueuePair, SendWorkRequest, Ud,
+    operation::DatagramPeer, queue_pair::AddressVector,
 };
 use vm::{assert_nothing_left, completions, has_address_handles, one_at_a_time, run, success};
 

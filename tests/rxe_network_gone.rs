@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use figures::figure;
 use ibverbs::device::{AsyncEventKind as Kind, AsyncEvents, PortState};
 use ibverbs::{
-    Channel, ChannelBuilder, Context, MaxRnrRetries, MemoryRegion, MinRnrTimer, ProtectionDomain,
-    Rc, TransportError,
+    Channel, ChannelBuilder, Context, MemoryRegion, ProtectionDomain, Rc, TransportError,
+    settings::{MaxRnrRetries, MinRnrTimer},
 };
 
 use vm::channels::{handshake, reconnect};

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use figures::figure;
 use ibverbs::{
-    AckTimeout, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer, ProtectionDomain,
-    QueuePairEndpoint, QueuePairState, Rc, TransportError, WorkStatus,
+    Channel, ChannelBuilder, Context, ProtectionDomain, QueuePairEndpoint, QueuePairState, Rc,
+    TransportError, WorkStatus,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
 };
 
 use vm::channels::{

@@ -96,7 +96,7 @@ fn a_message_that_finds_no_shared_receive_is_told_so() {
     let prepared = domain
         .create_qp(&queue, &queue, RC)
         .srq(&receives)
-        .max_rnr_retries(ibverbs::MaxRnrRetries::NONE)
+        .max_rnr_retries(ibverbs::settings::MaxRnrRetries::NONE)
         .build()
         .unwrap();
     let own = prepared.endpoint();

@@ -7,7 +7,7 @@ mod vm;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{AckTimeout, Inline, TransportError, WorkErrorClass};
+use ibverbs::{Inline, TransportError, completion::WorkErrorClass, settings::AckTimeout};
 
 use vm::channels::{connect, deadline, handshake, nothing_is_left, sides};
 use vm::{one_at_a_time, run};

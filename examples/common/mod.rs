@@ -4,7 +4,10 @@ use std::error::Error;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use ibverbs::{AckTimeout, Channel, ChannelBuilder, MaxRnrRetries, MinRnrTimer, PreparedChannel};
+use ibverbs::{
+    Channel, ChannelBuilder, PreparedChannel,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
+};
 use lexopt::prelude::*;
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
+    AccessFlags, Channel, ChannelBuilder, Context,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
 };
 
 pub(crate) type Result<T = (), E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;

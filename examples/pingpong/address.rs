@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 
-use ibverbs::{Gid, PacketSequenceNumber, QueuePairEndpoint};
+use ibverbs::{Gid, QueuePairEndpoint, settings::PacketSequenceNumber};
 
 use super::options::Options;
 use super::{PATIENCE, Result};

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
-    AccessFlags, CompletionQueue, MemoryRegion, PacketSequenceNumber, Rc, RegionOptions,
+    AccessFlags, CompletionQueue, MemoryRegion, Rc, RegionOptions, settings::PacketSequenceNumber,
 };
 
 use address::{Address, answer, meet};

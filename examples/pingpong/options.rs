@@ -1,6 +1,6 @@
 //! The command line, which is that of `ibv_rc_pingpong`.
 
-use ibverbs::MaximumTransferUnit;
+use ibverbs::settings::MaximumTransferUnit;
 use ibverbs::settings::ServiceLevel;
 use lexopt::prelude::*;
 

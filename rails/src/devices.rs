@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ibverbs::channel::AnyBuffer;
 use ibverbs::device::{LinkLayer, PortState};
 use ibverbs::{
-    AccessFlags, AckTimeout, ChannelBuilder, ChannelId, Context, Loop, MaxAckRetries,
-    MaxRnrRetries, ProtectionDomain, SharedMemoryRegion,
+    AccessFlags, ChannelBuilder, ChannelId, Context, Loop, ProtectionDomain, SharedMemoryRegion,
+    settings::{AckTimeout, MaxAckRetries, MaxRnrRetries},
 };
 use ibverbs_transfer::{PciAddress, PciDistance, PciFunction};
 

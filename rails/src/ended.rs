@@ -1,6 +1,6 @@
 //! Requests that have ended.
 
-use ibverbs::{ChannelId, Ended, TransportError, WorkErrorClass, WorkStatus};
+use ibverbs::{ChannelId, Ended, TransportError, WorkStatus, completion::WorkErrorClass};
 use ibverbs_transfer::counted::Mark;
 
 use crate::devices::Work;

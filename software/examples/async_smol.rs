@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use async_io::{Async, Timer};
 use futures_lite::future::{or, zip};
 use ibverbs::tcp::AsyncStream;
-use ibverbs::{AccessFlags, BufferPool, Channel, MaxRnrRetries, ProtectionDomain, Reactor};
+use ibverbs::{
+    AccessFlags, BufferPool, Channel, ProtectionDomain, Reactor, settings::MaxRnrRetries,
+};
 use ibverbs_software::Device;
 
 type Failure = Box<dyn std::error::Error>;

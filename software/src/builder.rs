@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use ibverbs::MaximumTransferUnit;
+use ibverbs::settings::MaximumTransferUnit;
 
 use crate::device::Device;
 use crate::ffi::ibv_mtu;

@@ -7,8 +7,8 @@ use std::net::TcpListener;
 use std::thread;
 
 use ibverbs::{
-    AccessFlags, Channel, Inline, MaxRnrRetries, PreparedChannel, ProtectionDomain,
-    RemoteMemoryRegion, TransportError,
+    AccessFlags, Channel, Inline, PreparedChannel, ProtectionDomain, RemoteMemoryRegion,
+    TransportError, settings::MaxRnrRetries,
 };
 use ibverbs_software::Device;
 

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use ibverbs::{
     AccessFlags, Channel, CompareSwapWorkRequest, CompletionQueue, FetchAddWorkRequest,
-    MaxRnrRetries, ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, TransportError,
-    WorkCompletion,
+    ProtectionDomain, QueuePair, Rc, RemoteMemoryRegion, TransportError, WorkCompletion,
+    settings::MaxRnrRetries,
 };
 use ibverbs_software::Device;
 
@@ -200,8 +200,10 @@ fn a_peer_that_is_not_there_is_given_up() {
     let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
     let prepare = |i: usize| {
         let builder = domains[i].create_channel();
-        let timeout = ibverbs::AckTimeout::new(1).unwrap();
-        builder.ack_timeout(timeout).max_ack_retries(ibverbs::MaxAckRetries::new(2).unwrap())
+        let timeout = ibverbs::settings::AckTimeout::new(1).unwrap();
+        builder
+            .ack_timeout(timeout)
+            .max_ack_retries(ibverbs::settings::MaxAckRetries::new(2).unwrap())
     };
     let (one, other) = (prepare(0).build().unwrap(), prepare(1).build().unwrap());
     let endpoints = (one.endpoint(), other.endpoint());

@@ -8,9 +8,9 @@ use std::time::Instant;
 use ibverbs::operation::DcPeer;
 use ibverbs::queue_pair::{DcTarget, Dci};
 use ibverbs::{
-    AccessFlags, AddressHandle, AddressVector, CompletionQueue, FetchAddWorkRequest,
-    ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType, ReadWorkRequest,
-    SendWorkRequest, SharedReceiveQueue, WorkCompletion, WorkStatus, WriteWorkRequest,
+    AccessFlags, AddressHandle, CompletionQueue, FetchAddWorkRequest, ProtectionDomain, QueuePair,
+    QueuePairEndpoint, QueuePairType, ReadWorkRequest, SendWorkRequest, SharedReceiveQueue,
+    WorkCompletion, WorkStatus, WriteWorkRequest, queue_pair::AddressVector,
 };
 use ibverbs_software::{Device, LiveObjects, Network};
 

@@ -9,8 +9,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AckTimeout, AddressVector, ChannelBuilder, DatagramPeer, Gid, MaxAckRetries,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairType, SendWorkRequest, Ud, WorkCompletion,
+    AccessFlags, ChannelBuilder, Gid, MemoryRegion, ProtectionDomain, QueuePair, QueuePairType,
+    SendWorkRequest, Ud, WorkCompletion,
+    operation::DatagramPeer,
+    queue_pair::AddressVector,
+    settings::{AckTimeout, MaxAckRetries},
 };
 use ibverbs_software::{Counters, Device, Network};
 

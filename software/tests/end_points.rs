@@ -15,10 +15,10 @@ use ibverbs::event_loop::Ended;
 use ibverbs::operation::DcDestination;
 use ibverbs::queue_pair::{ConnectionSettings, SrdOptions};
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelId, DatagramDestination, Loop, MaxRnrRetries,
-    PooledBuffer, ProtectionDomain, Reactor, ReadWorkRequest, ReceiveWorkRequest,
-    RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion, TransportError, WorkStatus,
-    WriteWorkRequest,
+    AccessFlags, BufferPool, Channel, ChannelId, Loop, PooledBuffer, ProtectionDomain, Reactor,
+    ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest, SharedMemoryRegion,
+    TransportError, WorkStatus, WriteWorkRequest, operation::DatagramDestination,
+    settings::MaxRnrRetries,
 };
 use ibverbs_software::{Builder, Device, LiveObjects, Network};
 

@@ -102,7 +102,8 @@ fn any_verb_fails_with_any_errno() {
     let (domains, queues) = (world.domains(), world.queues());
     let mut pair = queue_pairs(&domains, &queues);
     let from = domains[0].allocate::<u8>(8).unwrap();
-    let path = ibverbs::AddressVector::new(1, 0).global(pair.ends[1].endpoint().gid(), 0);
+    let path =
+        ibverbs::queue_pair::AddressVector::new(1, 0).global(pair.ends[1].endpoint().gid(), 0);
     let queue = CompletionQueue::builder(context, 4).own_channel().build().unwrap();
     let kind = Ud;
     let other_end = domain.create_qp(&queue, &queue, kind).build().unwrap().activate().unwrap();

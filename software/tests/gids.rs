@@ -5,7 +5,9 @@ mod patience;
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use ibverbs::{AddressVector, DatagramPeer, Gid, SendWorkRequest, Ud, WorkCompletion};
+use ibverbs::{
+    Gid, SendWorkRequest, Ud, WorkCompletion, operation::DatagramPeer, queue_pair::AddressVector,
+};
 use ibverbs_software::Device;
 
 use patience::deadline;

@@ -9,7 +9,7 @@ use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
 use ibverbs::domain::{ThreadDomain, XrcDomain, XrcDomainScope};
 use ibverbs::ffi::{self, ibv_access_flags as Access};
 use ibverbs::memory::{MemoryWindow, MemoryWindowType};
-use ibverbs::{AddressVector, CompletionQueue, ProtectionDomain, Rc, WorkCompletion};
+use ibverbs::{CompletionQueue, ProtectionDomain, Rc, WorkCompletion, queue_pair::AddressVector};
 use ibverbs_software::{Device, EventSubject, LiveObjects, Network, Verb, When};
 
 /// A limit in virtual time.

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use ibverbs::channel::ChannelClosed;
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, ErrorKind, MaxAckRetries, PooledBuffer,
-    QueuePairType, Reactor, SharedMemoryRegion, TransportError, WorkStatus, WriteWorkRequest,
+    AccessFlags, Channel, ChannelBuilder, ErrorKind, PooledBuffer, QueuePairType, Reactor,
+    SharedMemoryRegion, TransportError, WorkStatus, WriteWorkRequest,
+    settings::{AckTimeout, MaxAckRetries},
 };
 use ibverbs_software::{Device, Network};
 

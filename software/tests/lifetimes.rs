@@ -82,7 +82,7 @@ fn a_channel_may_go_while_its_peer_writes() {
         let domains = contexts.each_ref().map(|context| context.alloc_pd().unwrap());
         let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         let prepare = |domain| {
-            let timeout = ibverbs::AckTimeout::new(1).unwrap();
+            let timeout = ibverbs::settings::AckTimeout::new(1).unwrap();
             Channel::builder(domain).access(access).ack_timeout(timeout)
         };
         let (one, other) =

@@ -11,7 +11,7 @@ mod patience;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
-use ibverbs::{AddressVector, Gid};
+use ibverbs::{Gid, queue_pair::AddressVector};
 use ibverbs_software::{Device, Network};
 
 use child::{Process, is_child, parent};

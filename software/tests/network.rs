@@ -6,8 +6,9 @@ mod patience;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, CompletionQueue, Context, ErrorKind, FetchAddWorkRequest,
-    MaxAckRetries, MaxRnrRetries, MemoryRegion, ProtectionDomain, Rc, TransportError, WorkStatus,
+    AccessFlags, Channel, CompletionQueue, Context, ErrorKind, FetchAddWorkRequest, MemoryRegion,
+    ProtectionDomain, Rc, TransportError, WorkStatus,
+    settings::{AckTimeout, MaxAckRetries, MaxRnrRetries},
 };
 use ibverbs_software::{Conditions, Device, Network, PacketFate};
 

@@ -10,8 +10,9 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, MaxAckRetries, MaxRnrRetries, MemoryRegion, PreparedChannel,
-    ProtectionDomain, RemoteMemoryRegion, SharedMemoryRegion, TransportError, WorkStatus,
+    AccessFlags, Channel, MemoryRegion, PreparedChannel, ProtectionDomain, RemoteMemoryRegion,
+    SharedMemoryRegion, TransportError, WorkStatus,
+    settings::{AckTimeout, MaxAckRetries, MaxRnrRetries},
 };
 use ibverbs_software::Device;
 

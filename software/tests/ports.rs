@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents, PortState};
 use ibverbs::{
-    AckTimeout, Channel, ChannelBuilder, MaxAckRetries, ProtectionDomain, TransportError,
-    WorkStatus,
+    Channel, ChannelBuilder, ProtectionDomain, TransportError, WorkStatus,
+    settings::{AckTimeout, MaxAckRetries},
 };
 use ibverbs_software::{Device, Network};
 

@@ -12,10 +12,11 @@ use ibverbs::memory::{InlineList, ReadOnlyMemoryRegion, RemoteRegion, Reregistra
 use ibverbs::operation::{AtomicWriteWorkRequest, Batch};
 use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
-    AccessFlags, AddressVector, Channel, CompareSwapWorkRequest, CompletionQueue, DatagramPeer,
-    Error, ErrorKind, FetchAddWorkRequest, Inline, MemoryRegion, ProtectionDomain, QueuePair, Rc,
-    ReadWorkRequest, ReceiveWorkRequest, RegionOptions, RemoteMemoryRegion, Result,
-    SendWorkRequest, SharedMemoryRegion, Ud, WorkCompletion, WorkSuccess, WriteWorkRequest, field,
+    AccessFlags, Channel, CompareSwapWorkRequest, CompletionQueue, Error, ErrorKind,
+    FetchAddWorkRequest, Inline, MemoryRegion, ProtectionDomain, QueuePair, Rc, ReadWorkRequest,
+    ReceiveWorkRequest, RegionOptions, RemoteMemoryRegion, Result, SendWorkRequest,
+    SharedMemoryRegion, Ud, WorkCompletion, WriteWorkRequest, completion::WorkSuccess, field,
+    operation::DatagramPeer, queue_pair::AddressVector,
 };
 use ibverbs_software::Device;
 

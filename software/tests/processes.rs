@@ -11,8 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, MaxAckRetries, MaxRnrRetries, PreparedChannel,
-    ProtectionDomain, RemoteMemoryRegion, TransportError, WorkStatus,
+    AccessFlags, Channel, PreparedChannel, ProtectionDomain, RemoteMemoryRegion, TransportError,
+    WorkStatus,
+    settings::{AckTimeout, MaxAckRetries, MaxRnrRetries},
 };
 use ibverbs_software::Device;
 

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelBuilder, MaxRnrRetries, ProtectionDomain, Reactor,
+    AccessFlags, BufferPool, Channel, ChannelBuilder, ProtectionDomain, Reactor,
+    settings::MaxRnrRetries,
 };
 use ibverbs_software::{Host, World, simulate};
 use tokio::sync::Notify;

@@ -10,9 +10,9 @@ use std::time::Instant;
 use ibverbs::device::EfaCapabilities;
 use ibverbs::queue_pair::Srd;
 use ibverbs::{
-    AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, DatagramPeer, Inline,
-    MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairEndpoint, ReadWorkRequest,
-    SendWorkRequest, WorkCompletion, WorkStatus, WriteWorkRequest,
+    AccessFlags, AddressHandle, CompletionQueue, Context, Inline, ProtectionDomain, QueuePair,
+    QueuePairEndpoint, ReadWorkRequest, SendWorkRequest, WorkCompletion, WorkStatus,
+    WriteWorkRequest, operation::DatagramPeer, queue_pair::AddressVector, settings::MaxRnrRetries,
 };
 use ibverbs_software::{Device, Network};
 

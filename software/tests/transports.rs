@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ibverbs::device::{AsyncEventKind, AsyncEvents};
 use ibverbs::{
-    CompletionQueue, Context, MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairState,
-    QueuePairType, SharedReceiveQueue, WorkCompletion,
+    CompletionQueue, Context, ProtectionDomain, QueuePair, QueuePairState, QueuePairType,
+    SharedReceiveQueue, WorkCompletion, settings::MaxRnrRetries,
 };
 use ibverbs_software::{Network, PacketFate};
 

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use ibverbs::{
-    AddressVector, CompletionQueue, DatagramPeer, ProtectionDomain, QueuePair, QueuePairEndpoint,
-    QueuePairType, SendWorkRequest, Ud, WorkCompletion,
+    CompletionQueue, ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType,
+    SendWorkRequest, Ud, WorkCompletion, operation::DatagramPeer, queue_pair::AddressVector,
 };
 use ibverbs_software::Device;
 

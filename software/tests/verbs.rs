@@ -9,8 +9,9 @@ use ibverbs::completion::CompletionFields;
 use ibverbs::memory::{DeviceMemory, RawMemoryRegion};
 use ibverbs::queue_pair::SendOperations;
 use ibverbs::{
-    AccessFlags, AddressVector, CompletionQueue, DatagramPeer, Error, Inline, MaximumTransferUnit,
-    ProtectionDomain, Rc, SendWorkRequest, Ud, WorkCompletion, WorkSuccess,
+    AccessFlags, CompletionQueue, Error, Inline, ProtectionDomain, Rc, SendWorkRequest, Ud,
+    WorkCompletion, completion::WorkSuccess, operation::DatagramPeer, queue_pair::AddressVector,
+    settings::MaximumTransferUnit,
 };
 use ibverbs_software::Device;
 

@@ -15,7 +15,7 @@ use crate::base::queue_pair_state::{QueuePairState, QueuePairType, TransitionErr
 /// It is small, `Copy` and never allocates. Programs use [`kind`](Self::kind), or [`raw_os_error`](Self::raw_os_error)
 /// with the verb's man page. `Display` is for people: it names the verb, the error and, if known, a remedy.
 ///
-/// A posted work request that fails is a [`WorkError`](crate::WorkError) instead.
+/// A posted work request that fails is a [`WorkError`](crate::completion::WorkError) instead.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Error {
     verb: &'static str,
@@ -96,7 +96,7 @@ pub enum ErrorKind {
     TimedOut,
     /// A signal arrived (`EINTR`).
     Interrupted,
-    /// A request has failed, or an earlier failure has ended it: see [`WorkError`](crate::WorkError).
+    /// A request has failed, or an earlier failure has ended it: see [`WorkError`](crate::completion::WorkError).
     Failed,
     /// The device is gone or broken (`EIO`, and every value not listed here).
     Driver,

@@ -45,11 +45,12 @@ use crate::verbs::queue_pair::QueuePairEndpoint;
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: pipelines |
 /// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
-/// An operation that owns its buffer, so that nothing is borrowed, is posted on a [`Loop`](crate::Loop), of one channel if need be, or an
-/// [`AsyncChannel`](crate::AsyncChannel).
+/// An operation that owns its buffer, so that nothing is borrowed, is posted on a [`Loop`](crate::Loop), of one channel
+/// if need be, or an [`AsyncChannel`](crate::AsyncChannel).
 ///
-/// Each takes any [request](crate::channel::WorkRequest). None of them allocates. The channel is built for a number of operations in flight
-/// ([`max_send_wr`](crate::ChannelBuilder::max_send_wr), [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)).
+/// Each takes any [request](crate::channel::WorkRequest). None of them allocates. The channel is built for a number of
+/// operations in flight ([`max_send_wr`](crate::ChannelBuilder::max_send_wr),
+/// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)).
 ///
 /// # Waiting
 ///
@@ -57,16 +58,16 @@ use crate::verbs::queue_pair::QueuePairEndpoint;
 /// polls, and then sleeps until the device wakes the thread. A receive completes when the peer sends, which
 /// may be never: each wait has a variant with a **deadline** ([`until`](Self::until) for blocking operations). When the deadline of a blocking operation or of
 /// a scope passes, the channel is stopped: the queue pair goes to the error state, and everything in flight ends. After
-/// that, and after a failed operation, [`reset`](Self::reset) and a new [`handshake`](crate::PreparedChannel::handshake)
-/// make the channel usable again; the peer has to do the same. Waits for credit stop nothing: what is in flight
-/// stays in flight.
+/// that, and after a failed operation, [`reset`](Self::reset) and a new
+/// [`handshake`](crate::PreparedChannel::handshake) make the channel usable again; the peer has to do the same. Waits
+/// for credit stop nothing: what is in flight stays in flight.
 ///
 /// # Example
 ///
 /// ```no_run
 /// # // not on Soft-RoCE alone: needs a peer
 /// use std::time::{Duration, Instant};
-/// use ibverbs::{Channel, MaxRnrRetries, TransportError};
+/// use ibverbs::{Channel, TransportError, settings::MaxRnrRetries};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = ibverbs::open("rxe0")?;
@@ -92,9 +93,9 @@ use crate::verbs::queue_pair::QueuePairEndpoint;
 /// # }
 /// ```
 ///
-/// [`MemorySlice`]: crate::MemorySlice
-/// [`MemorySliceMut`]: crate::MemorySliceMut
-/// [`SharedMemorySlice`]: crate::SharedMemorySlice
+/// [`MemorySlice`]: crate::memory::MemorySlice
+/// [`MemorySliceMut`]: crate::memory::MemorySliceMut
+/// [`SharedMemorySlice`]: crate::memory::SharedMemorySlice
 pub struct Channel<'res> {
     pub(crate) link: Link<'res>,
     /// The last write of `keep_alive`.
@@ -158,8 +159,8 @@ impl<'res> Channel<'res> {
     /// # Errors
     ///
     /// The provider's errno value. The channel is then
-    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from. Nothing is in
-    /// flight any more.
+    /// [leaked](crate::_guide::verbs#when-a-resource-cannot-be-destroyed), with all that it was made from. Nothing is
+    /// in flight any more.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(self) -> Result<ChannelClosed> {
         let core = self.core();
@@ -178,11 +179,12 @@ impl Channel<'_> {
     /// A handle with which another thread can end a wait of this channel. All handles of a channel are the
     /// same; they stay valid after a [`reset`](Self::reset).
     ///
-    /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when its deadline
-    /// passes: a wait for [credit](crate::ChannelBuilder::flow_control), also that of a blocking operation, which was not posted
-    /// then, leaves everything in flight, and can be called again. All others (blocking operations that were posted,
-    /// scopes, unpolled operations) lend memory to the device that must come back, so they stop the channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::event_loop::LoopWaker) stops nothing.) A
-    /// channel without a handle pays nothing: only a wait that has found nothing for a while looks.
+    /// A cancelled wait returns [`Cancelled`](crate::TransportError::Cancelled), and does what it does when its
+    /// deadline passes: a wait for [credit](crate::ChannelBuilder::flow_control), also that of a blocking operation,
+    /// which was not posted then, leaves everything in flight, and can be called again. All others (blocking operations
+    /// that were posted, scopes, unpolled operations) lend memory to the device that must come back, so they stop the
+    /// channel. (A [`Loop`](crate::Loop) owns its buffers: its [`LoopWaker`](crate::event_loop::LoopWaker) stops
+    /// nothing.) A channel without a handle pays nothing: only a wait that has found nothing for a while looks.
     ///
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs a peer

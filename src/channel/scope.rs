@@ -82,7 +82,7 @@ impl<'scope> Scope<'scope, '_> {
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
     /// # rxe0.register();
-    /// # use ibverbs::{Channel, MemorySlice, RemoteMemoryRegion, TransportError};
+    /// # use ibverbs::{Channel, RemoteMemoryRegion, TransportError, memory::MemorySlice};
     /// # fn write(channel: &mut Channel<'_>, parts: &[(MemorySlice<'_, u8>, RemoteMemoryRegion)]) -> Result<(), Box<dyn std::error::Error>> {
     /// channel.scope(|s| {
     ///     for &(part, remote) in parts {

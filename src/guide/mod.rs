@@ -24,7 +24,7 @@
 | [`features`] | the features of the crate |"
 )]
 
-/// Declares a page, whose links see the items of the root.
+/// Declares a page, whose links see the items of the root and of three modules.
 macro_rules! page {
     ($(#[doc = $text:expr])* $name:ident $(if $feature:literal)?) => {
         $(#[cfg(feature = $feature)])?
@@ -32,7 +32,7 @@ macro_rules! page {
             $(#![doc = $text])*
 
             #[allow(unused_imports, reason = "the links of the page")]
-            use crate::*;
+            use crate::{completion::*, memory::*, settings::*, *};
         }
     };
 }

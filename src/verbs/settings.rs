@@ -2,12 +2,13 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use ibverbs::{AckTimeout, MaxAckRetries, MaxRnrRetries};
+//! use ibverbs::queue_pair::ConnectionSettings;
+//! use ibverbs::settings::{AckTimeout, MaxAckRetries, MaxRnrRetries};
 //!
 //! let timeout = AckTimeout::from_duration(Duration::from_millis(60))?; // rounded up to what devices have
 //! assert_eq!(timeout.duration(), Some(Duration::from_nanos(67_108_864)));
 //! assert!(MaxRnrRetries::new(8).is_err());
-//! let settings = ibverbs::ConnectionSettings::new().ack_timeout(timeout).max_ack_retries(MaxAckRetries::new(3)?);
+//! let settings = ConnectionSettings::new().ack_timeout(timeout).max_ack_retries(MaxAckRetries::new(3)?);
 //! # Ok::<(), ibverbs::Error>(())
 //! ```
 //!

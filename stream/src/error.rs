@@ -2,7 +2,7 @@
 
 use std::{error, fmt, io};
 
-use ibverbs::{Error, TransportError, WorkErrorClass};
+use ibverbs::{Error, TransportError, completion::WorkErrorClass};
 
 /// Why a stream has failed. It is what is in the [`io::Error`]s of a stream, and remains: see
 /// [`Stream::take_error`](crate::Stream::take_error).

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ibverbs::ChannelBuilder;
 use ibverbs::event_loop::DetachedChannel;
 use ibverbs::tcp::{Exchange, ExchangeError, Step};
-use ibverbs::{ChannelId, MaxRnrRetries, PooledBuffer};
+use ibverbs::{ChannelId, PooledBuffer, settings::MaxRnrRetries};
 
 use crate::StreamError;
 use crate::conn::Conn;

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 use ibverbs::completion::WorkOpcode;
 use ibverbs::{
     AccessFlags, Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, Inline,
-    MaxRnrRetries, MaximumTransferUnit, MemoryRegion, PacketSequenceNumber, QueuePairType,
-    SendWorkRequest, SharedMemoryRegion, TransportError, WorkErrorClass, WorkStatus,
-    WriteWorkRequest, ffi,
+    MemoryRegion, QueuePairType, SendWorkRequest, SharedMemoryRegion, TransportError, WorkStatus,
+    WriteWorkRequest,
+    completion::WorkErrorClass,
+    ffi,
+    settings::{MaxRnrRetries, MaximumTransferUnit, PacketSequenceNumber},
 };
 use ibverbs_function_device::FunctionDevice;
 use ibverbs_software::Verb;
@@ -137,7 +139,7 @@ fn bad_input_is_refused_before_the_device_sees_it() {
     let remote = target.remote();
     let mut region = pair.region(64, 0);
     let one = &mut pair.one;
-    let check = |result: Result<ibverbs::WorkSuccess, TransportError>, words: &str| {
+    let check = |result: Result<ibverbs::completion::WorkSuccess, TransportError>, words: &str| {
         let TransportError::Verbs(error) = result.unwrap_err() else { panic!("not {words}") };
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(words), "{error}");

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use crate::pair::{break_queue_pair, builder, connect, domain, outstanding};
 use crate::software::Software;
 use ibverbs::channel::ChannelSet;
-use ibverbs::{Channel, Inline, MemoryRegion, ProtectionDomain, TransportError, WorkErrorClass};
+use ibverbs::{
+    Channel, Inline, MemoryRegion, ProtectionDomain, TransportError, completion::WorkErrorClass,
+};
 
 const PEERS: usize = 3;
 
@@ -42,7 +44,9 @@ impl Rig {
 }
 
 /// Cuts a region into one room for each peer.
-fn rooms<'a>(region: &'a mut MemoryRegion<'static, u8>) -> Vec<ibverbs::MemorySliceMut<'a, u8>> {
+fn rooms<'a>(
+    region: &'a mut MemoryRegion<'static, u8>,
+) -> Vec<ibverbs::memory::MemorySliceMut<'a, u8>> {
     let (one, rest) = region.slice_mut(..).unwrap().split_at(4).unwrap();
     let (two, three) = rest.split_at(4).unwrap();
     vec![one, two, three]

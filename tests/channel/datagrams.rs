@@ -7,9 +7,9 @@ use ibverbs::channel::{AnyBuffer, DatagramsBuilder};
 use ibverbs::device::Gid;
 use ibverbs::pool::DatagramBuffer;
 use ibverbs::{
-    AccessFlags, AddressVector, BufferPool, ChannelId, DatagramDestination, Inline, Loop,
-    OperationError, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
-    TransportError, WriteWorkRequest,
+    AccessFlags, BufferPool, ChannelId, Inline, Loop, OperationError, PooledBuffer,
+    ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError, WriteWorkRequest,
+    operation::DatagramDestination, queue_pair::AddressVector,
 };
 use ibverbs_function_device::Builder;
 use ibverbs_software::{LiveObjects, Verb};
@@ -344,7 +344,7 @@ fn what_is_wrong_is_refused_before_the_device_sees_it() {
     let refused =
         text(ends.here.send_to(one, whole(), &DatagramDestination { number: 1 << 24, ..to }, 0));
     assert!(refused.contains("number of the remote queue pair"), "{refused}");
-    let port = ibverbs::AddressVector::new(2, 0).global(to.path.gid().unwrap(), 0);
+    let port = ibverbs::queue_pair::AddressVector::new(2, 0).global(to.path.gid().unwrap(), 0);
     let refused =
         text(ends.here.send_to(one, whole(), &DatagramDestination { path: port, ..to }, 0));
     assert!(refused.contains("another port"), "{refused}");

@@ -6,7 +6,7 @@ use crate::pair::{Pair, builder, domain};
 use crate::software::Software;
 use ibverbs::{
     AccessFlags, Channel, CompareSwapWorkRequest, ErrorKind, FetchAddWorkRequest, MemoryRegion,
-    RemoteMemoryRegion, SharedMemoryRegion, TransportError, WorkErrorClass, WorkStatus,
+    RemoteMemoryRegion, SharedMemoryRegion, TransportError, WorkStatus, completion::WorkErrorClass,
 };
 
 fn status(error: TransportError) -> WorkStatus {

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use ibverbs::{
-    Loop, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError, WorkErrorClass, ffi,
+    Loop, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError,
+    completion::WorkErrorClass, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

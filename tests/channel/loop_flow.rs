@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::event_loop::LoopBuffer;
 use ibverbs::{
-    Channel, ChannelId, MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SendWorkRequest,
-    TransportError, WriteWorkRequest,
+    Channel, ChannelId, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError,
+    WriteWorkRequest, settings::MaxRnrRetries,
 };
 use ibverbs_function_device::FunctionDevice;
 

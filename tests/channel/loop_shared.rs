@@ -2,7 +2,7 @@
 
 use ibverbs::{
     AccessFlags, BufferPool, ChannelId, ErrorKind, Loop, PooledBuffer, ReceiveWorkRequest,
-    SendWorkRequest, TransportError, WorkErrorClass, ffi,
+    SendWorkRequest, TransportError, completion::WorkErrorClass, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

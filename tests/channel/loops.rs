@@ -10,7 +10,7 @@ use ibverbs::event_loop::LoopBuffer;
 use ibverbs::{
     AccessFlags, BufferPool, Channel, ChannelBuilder, ChannelId, Ended, ErrorKind, Inline, Loop,
     PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest, TransportError,
-    WorkErrorClass, WriteWorkRequest,
+    WriteWorkRequest, completion::WorkErrorClass,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

@@ -7,9 +7,9 @@ use ibverbs::future::Local;
 use ibverbs::operation::{PreparedReceive, ReceiveList, SendList};
 use ibverbs::queue_pair::{SendOperations, SharedReceiveQueue};
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, Inline, Loop, MemoryRegion, PooledBuffer, PreparedRequest,
-    ProtectionDomain, Rc, Reactor, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    TransportError, TransportResult, WorkErrorClass, WriteWorkRequest,
+    AccessFlags, BufferPool, Channel, Inline, Loop, MemoryRegion, PooledBuffer, ProtectionDomain,
+    Rc, Reactor, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, TransportError,
+    TransportResult, WriteWorkRequest, completion::WorkErrorClass, operation::PreparedRequest,
 };
 
 use crate::loops::{LEN, Loops};
@@ -185,8 +185,10 @@ fn lists_and_shared_receives_refuse_memory_of_another_domain() {
 #[test]
 fn both_sides_send_before_they_have_posted_receives() {
     let set = |builder: ibverbs::ChannelBuilder<'static>| {
-        let never = ibverbs::MaxRnrRetries::new(0).unwrap();
-        builder.max_rnr_retries(never).max_ack_retries(ibverbs::MaxAckRetries::new(1).unwrap())
+        let never = ibverbs::settings::MaxRnrRetries::new(0).unwrap();
+        builder
+            .max_rnr_retries(never)
+            .max_ack_retries(ibverbs::settings::MaxAckRetries::new(1).unwrap())
     };
     let mut pair = Pair::with(Software::new(), set);
     let first = pair.one.send(Inline(b"first")).unwrap_err();

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, Context, MaxRnrRetries, MemoryRegion, ProtectionDomain,
-    SharedMemoryRegion, ffi,
+    AccessFlags, Channel, ChannelBuilder, Context, MemoryRegion, ProtectionDomain,
+    SharedMemoryRegion, ffi, settings::MaxRnrRetries,
 };
 use ibverbs_function_device::FunctionDevice;
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 use ibverbs::channel::{PendingWork, ScopeError};
 use ibverbs::operation::LocalInvalidateWorkRequest;
 use ibverbs::{
-    Channel, Inline, ProtectionDomain, SendWorkRequest, TransportError, WorkSuccess, ffi,
+    Channel, Inline, ProtectionDomain, SendWorkRequest, TransportError, completion::WorkSuccess,
+    ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

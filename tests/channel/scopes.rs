@@ -4,7 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use ibverbs::channel::ScopeError;
-use ibverbs::{Inline, MaxRnrRetries, MemorySliceMut, TransportError, TransportResult, WorkStatus};
+use ibverbs::{
+    Inline, TransportError, TransportResult, WorkStatus, memory::MemorySliceMut,
+    settings::MaxRnrRetries,
+};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ModelPair as Pair, outstanding, queue, soon};

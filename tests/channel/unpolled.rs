@@ -4,7 +4,7 @@ use ibverbs::channel::ChannelClosed;
 use ibverbs::completion::WorkOpcode;
 use ibverbs::{
     CompareSwapWorkRequest, FetchAddWorkRequest, Inline, SendWorkRequest, TransportError,
-    WorkErrorClass, WriteWorkRequest,
+    WriteWorkRequest, completion::WorkErrorClass,
 };
 use ibverbs_software::Verb;
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use ibverbs::channel::ScopeError;
-use ibverbs::{Inline, MaxRnrRetries, TransportError, WorkStatus};
+use ibverbs::{Inline, TransportError, WorkStatus, settings::MaxRnrRetries};
 use ibverbs_software::Verb;
 
 use crate::pair::{ModelPair, Pair, soon};

@@ -3,8 +3,8 @@
 use ibverbs::queue_pair::Srd;
 use ibverbs::queue_pair::marker::{AddressedBy, Datagram, ReceiveQueue, Sends};
 use ibverbs::{
-    AddressVector, Context, DatagramPeer, ErrorKind, PreparedQueuePair, ProtectionDomain,
-    SendWorkRequest, Ud,
+    Context, ErrorKind, PreparedQueuePair, ProtectionDomain, SendWorkRequest, Ud,
+    operation::DatagramPeer, queue_pair::AddressVector,
 };
 
 use crate::device::{open, port, supported};

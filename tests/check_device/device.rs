@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use ibverbs::device::{GidType, LinkLayer, PortState, TransportType};
 use ibverbs::{
-    CompletionQueue, Context, Error, ErrorKind, MaximumTransferUnit, ProtectionDomain,
-    QueuePairBuilder, Rc,
+    CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, QueuePairBuilder, Rc,
+    settings::MaximumTransferUnit,
 };
 use ibverbs_software::Device;
 

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::fd::FromRawFd;
 use std::time::{Duration, Instant};
 
-use ibverbs::{WorkCompletion, WorkSuccess};
+use ibverbs::{WorkCompletion, completion::WorkSuccess};
 
 use crate::device::{has_reliable, open, reliable};
 use crate::transport;

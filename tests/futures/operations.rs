@@ -14,8 +14,8 @@ use ibverbs::channel::AnyBuffer;
 use ibverbs::future::{Local, Locked, Share};
 use ibverbs::pool::Shared;
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, MaxRnrRetries, PooledBuffer, Reactor,
-    SendWorkRequest, SharedMemoryRegion, TransportError, ffi,
+    AccessFlags, AsyncChannel, BufferPool, Channel, PooledBuffer, Reactor, SendWorkRequest,
+    SharedMemoryRegion, TransportError, ffi, settings::MaxRnrRetries,
 };
 use ibverbs_function_device::{Kind, Progress};
 

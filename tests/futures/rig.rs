@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ibverbs::future::Share;
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, MaxRnrRetries, PooledBuffer,
-    ProtectionDomain, Reactor, ffi,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, PooledBuffer, ProtectionDomain,
+    Reactor, ffi, settings::MaxRnrRetries,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 

@@ -3,7 +3,7 @@
 use std::thread;
 
 use ibverbs::future::{Locked, PreparedAsyncChannel};
-use ibverbs::{AsyncChannel, Channel, MaxRnrRetries, PooledBuffer, Reactor};
+use ibverbs::{AsyncChannel, Channel, PooledBuffer, Reactor, settings::MaxRnrRetries};
 
 use crate::rig::{ALL, Rig, poll, posted};
 

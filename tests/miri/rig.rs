@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, MaxRnrRetries, MemoryRegion, ProtectionDomain,
-    SharedMemoryRegion,
+    AccessFlags, Channel, ChannelBuilder, MemoryRegion, ProtectionDomain, SharedMemoryRegion,
+    settings::MaxRnrRetries,
 };
 
 use crate::device;

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, MaxRnrRetries, MinRnrTimer, ProtectionDomain,
-    QueuePairEndpoint,
+    AccessFlags, Channel, ProtectionDomain, QueuePairEndpoint,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
 };
 
 use crate::WINDOW;

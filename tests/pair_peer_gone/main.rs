@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use figures::figure;
-use ibverbs::{AckTimeout, MaxAckRetries};
+use ibverbs::settings::{AckTimeout, MaxAckRetries};
 use two_machines::{pair, role};
 
 /// The numbers in a message, and in what is read at once: 8 KiB.

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::channel::ChannelClosed;
 use ibverbs::{
-    Channel, MaxRnrRetries, MemoryRegion, ProtectionDomain, QueuePairEndpoint, QueuePairState, Rc,
-    RemoteMemoryRegion, TransportError, WorkCompletion, WorkError, WorkStatus,
+    Channel, MemoryRegion, ProtectionDomain, QueuePairEndpoint, QueuePairState, Rc,
+    RemoteMemoryRegion, TransportError, WorkCompletion, WorkStatus, completion::WorkError,
+    settings::MaxRnrRetries,
 };
 
 use crate::two_machines::{PATIENCE, Peer, assert_nothing_left, completions, pattern, report};

@@ -7,7 +7,7 @@ use std::{process, ptr, slice, thread};
 
 use ibverbs::memory::RawMemoryRegion;
 use ibverbs::{
-    AccessFlags, MinRnrTimer, QueuePairEndpoint, Rc, SharedMemoryRegion, WorkCompletion,
+    AccessFlags, QueuePairEndpoint, Rc, SharedMemoryRegion, WorkCompletion, settings::MinRnrTimer,
 };
 
 use crate::two_machines::{Peer, pattern};

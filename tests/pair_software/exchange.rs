@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use ibverbs::{Gid, PacketSequenceNumber, QueuePairEndpoint};
+use ibverbs::{Gid, QueuePairEndpoint, settings::PacketSequenceNumber};
 
 use crate::KERNEL;
 use crate::memory::Result;

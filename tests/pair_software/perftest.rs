@@ -6,8 +6,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ibverbs::{
-    AccessFlags, CompletionQueue, Context, FetchAddWorkRequest, MaxAckRetries, MaxRnrRetries,
-    MaximumTransferUnit, PacketSequenceNumber, QueuePair, Rc, RemoteMemoryRegion,
+    AccessFlags, CompletionQueue, Context, FetchAddWorkRequest, QueuePair, Rc, RemoteMemoryRegion,
+    settings::{MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, PacketSequenceNumber},
 };
 
 use crate::exchange::{Address, Exchange, Keys};

@@ -4,9 +4,13 @@
 //! from them has the bytes of our last one: all are checked.
 
 use ibverbs::{
-    AckTimeout, AddressHandle, AddressVector, CompletionQueue, Context, DatagramPeer, Gid,
-    MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, PacketSequenceNumber, ProtectionDomain,
-    QueuePair, QueuePairType, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
+    AddressHandle, CompletionQueue, Context, Gid, ProtectionDomain, QueuePair, QueuePairType,
+    SendWorkRequest, SharedReceiveQueue, WorkCompletion,
+    operation::DatagramPeer,
+    queue_pair::AddressVector,
+    settings::{
+        AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, PacketSequenceNumber,
+    },
 };
 
 use crate::exchange::{Address, Exchange};

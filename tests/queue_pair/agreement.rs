@@ -2,6 +2,8 @@
 
 use super::*;
 use ffi::ibv_gid_type;
+use ibverbs::queue_pair::AddressVector;
+use ibverbs::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
 const IPV4: [&str; 2] = ["::ffff:10.0.0.1", "::ffff:10.0.0.2"];
 const LOCAL: [&str; 2] = ["fe80::1", "fe80::2"];

@@ -2,14 +2,16 @@
 
 use super::*;
 use ibverbs::memory::InlineList;
+use ibverbs::memory::ScatterElement;
 use ibverbs::operation::{
     AtomicWriteWorkRequest, FlushWorkRequest, LocalInvalidateWorkRequest, SegmentedSendWorkRequest,
     XrcPeer,
 };
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{FlushPlacement, SendOperations};
 use ibverbs::{
-    CompareSwapWorkRequest, DatagramPeer, FetchAddWorkRequest, ReadWorkRequest, SendWorkRequest,
-    WriteWorkRequest,
+    CompareSwapWorkRequest, FetchAddWorkRequest, ReadWorkRequest, SendWorkRequest,
+    WriteWorkRequest, operation::DatagramPeer,
 };
 use ibverbs_function_device::{Builder, Posted, Progress};
 use std::io::IoSlice;

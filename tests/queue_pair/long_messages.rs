@@ -1,9 +1,11 @@
 //! Messages that are longer than the port can send, which this device (like mlx5 and mlx4) does not say when they are posted.
 
 use super::*;
+use ibverbs::operation::PreparedRequest;
 use ibverbs::operation::SendList;
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::SendOperations;
-use ibverbs::{DatagramPeer, ReadWorkRequest, SendWorkRequest, WriteWorkRequest};
+use ibverbs::{ReadWorkRequest, SendWorkRequest, WriteWorkRequest, operation::DatagramPeer};
 
 /// The port's limit, and a message that is longer.
 const MOST: u32 = 512;

@@ -1,8 +1,14 @@
 //! The error of a refused verb names the state, the path, the index or the depth that is wrong.
 
 use super::*;
+use ibverbs::operation::PreparedRequest;
 use ibverbs::operation::{Batch, SendList};
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{SendOperations, StateTransition};
+use ibverbs::settings::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber,
+};
 use ibverbs::{Inline, SendWorkRequest};
 
 /// The queue pair in `state`, one of those on the way to RTS.

@@ -1,8 +1,12 @@
 //! Requests, one by one and in lists.
 
 use super::*;
+use ibverbs::memory::{GatherElement, ScatterElement};
+use ibverbs::operation::PreparedRequest;
 use ibverbs::operation::{LocalInvalidateWorkRequest, PreparedReceive, ReceiveList, SendList};
-use ibverbs::{DatagramPeer, Inline, Rc, SendWorkRequest};
+use ibverbs::queue_pair::AddressVector;
+use ibverbs::settings::MaxRnrRetries;
+use ibverbs::{Inline, Rc, SendWorkRequest, operation::DatagramPeer};
 use ibverbs_function_device::{Posted, Progress};
 
 fn sge(element: &GatherElement<'_>) -> (u64, u32, u32) {

@@ -1,8 +1,13 @@
 //! State changes.
 
 use super::*;
+use ibverbs::queue_pair::{AddressVector, ConnectionSettings};
 use ibverbs::queue_pair::{
     AttributeMask, DataInOrder, RateLimit, StateTransition, WorkRequestOpcode,
+};
+use ibverbs::settings::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber,
 };
 use ibverbs::{Inline, SendWorkRequest};
 

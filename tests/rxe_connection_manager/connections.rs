@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs::queue_pair::{AttributeMask, EnhancedConnection};
 use ibverbs::rdmacm::{ConnectionEventKind as Kind, Listener, Route};
-use ibverbs::{AccessFlags, AckTimeout, Inline, Rc, TransportError};
+use ibverbs::{AccessFlags, Inline, Rc, TransportError, settings::AckTimeout};
 
 use crate::managed::{Device, TIME, accept, connect, expect, here, listen, pair, transfer};
 use crate::nothing_is_left;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ibverbs::queue_pair::GlobalRouteHeader;
 use ibverbs::rdmacm::{ConnectionError, DatagramAddress, Listener, MulticastMembership, Route};
 use ibverbs::{
-    AddressVector, CompletionQueue, Context, DatagramPeer, MemoryRegion, PreparedQueuePair,
-    ProtectionDomain, QueuePair, QueuePairType, SendWorkRequest, Ud,
+    CompletionQueue, Context, MemoryRegion, PreparedQueuePair, ProtectionDomain, QueuePair,
+    QueuePairType, SendWorkRequest, Ud, operation::DatagramPeer, queue_pair::AddressVector,
 };
 
 use crate::managed::{TIME, here};

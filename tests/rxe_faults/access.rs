@@ -8,7 +8,7 @@ use ibverbs::memory::RawMemoryRegion;
 use ibverbs::{
     AccessFlags, Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MemoryRegion,
     ProtectionDomain, RemoteMemoryRegion, SharedMemoryRegion, TransportError, TransportResult,
-    WorkErrorClass, WorkStatus, WriteWorkRequest,
+    WorkStatus, WriteWorkRequest, completion::WorkErrorClass,
 };
 
 use crate::alone;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ibverbs::{Channel, MemoryRegion, TransportError, WorkError, WorkStatus, ffi};
+use ibverbs::{Channel, MemoryRegion, TransportError, WorkStatus, completion::WorkError, ffi};
 
 use crate::alone;
 use crate::figures::figure;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use ibverbs::operation::{ReceiveHalf, SendHalf};
 use ibverbs::{
-    CompletionQueue, MaxRnrRetries, MinRnrTimer, ProtectionDomain, QueuePair, Rc, WorkCompletion,
-    WorkStatus,
+    CompletionQueue, ProtectionDomain, QueuePair, Rc, WorkCompletion, WorkStatus,
+    settings::{MaxRnrRetries, MinRnrTimer},
 };
 
 use crate::alone;

@@ -14,6 +14,7 @@ mod vm;
 
 use ibverbs::queue_pair::Transport;
 use ibverbs::queue_pair::marker::Connected;
+use ibverbs::settings::MaxRnrRetries;
 use ibverbs::*;
 use vm::{completions, gid_index, has_address_handles, success, with_rxe0};
 

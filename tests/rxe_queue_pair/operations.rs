@@ -4,8 +4,10 @@ use super::*;
 use ibverbs::completion::WorkOpcode;
 use ibverbs::memory::MemoryWindowType;
 use ibverbs::operation::WindowBinding;
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{CreateFlags, SendOperations};
-use ibverbs::{DatagramPeer, Inline, Rc, SendWorkRequest};
+use ibverbs::settings::{MaxRnrRetries, MinRnrTimer};
+use ibverbs::{Inline, Rc, SendWorkRequest, operation::DatagramPeer};
 
 #[test]
 fn a_reliable_connection_carries_every_request() {

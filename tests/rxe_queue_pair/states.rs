@@ -2,10 +2,15 @@
 
 use super::*;
 use ibverbs::device::{AsyncEventKind, AsyncEvents};
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{
     AttributeMask, DataInOrder, RateLimit, SendOperations, StateTransition, WorkRequestOpcode,
 };
 use ibverbs::settings::FlowLabel;
+use ibverbs::settings::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber,
+};
 use ibverbs::{Inline, SendWorkRequest};
 use std::time::Instant;
 

@@ -6,8 +6,9 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, CompletionQueue, GatherElement, PreparedQueuePair, ProtectionDomain, QueuePair,
-    Rc, RemoteMemoryRegion, ScatterElement, WorkStatus, ffi,
+    AccessFlags, CompletionQueue, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
+    RemoteMemoryRegion, WorkStatus, ffi,
+    memory::{GatherElement, ScatterElement},
 };
 
 /// A queue pair that lets its peer do everything.

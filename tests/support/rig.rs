@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ibverbs::tcp::ExchangeError;
-use ibverbs::{Channel, ChannelBuilder, MaxRnrRetries, PreparedChannel, ProtectionDomain};
+use ibverbs::{
+    Channel, ChannelBuilder, PreparedChannel, ProtectionDomain, settings::MaxRnrRetries,
+};
 
 use crate::software::Software;
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use ibverbs::channel::DatagramsBuilder;
 use ibverbs::queue_pair::SrdOptions;
 use ibverbs::{
-    AccessFlags, BufferPool, ChannelId, DatagramDestination, Ended, Loop, PooledBuffer,
-    ProtectionDomain, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
-    TransportError, TransportResult,
+    AccessFlags, BufferPool, ChannelId, Ended, Loop, PooledBuffer, ProtectionDomain,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, TransportError,
+    TransportResult, operation::DatagramDestination,
 };
 
 use crate::rails::install;

@@ -2,8 +2,8 @@
 
 use ibverbs::operation::{PreparedReceive, SendList};
 use ibverbs::{
-    GatherElement, MemoryRegion, PreparedRequest, ReceiveWorkRequest, Result, SendWorkRequest,
-    WorkCompletion, WriteWorkRequest,
+    MemoryRegion, ReceiveWorkRequest, Result, SendWorkRequest, WorkCompletion, WriteWorkRequest,
+    memory::GatherElement, operation::PreparedRequest,
 };
 
 use crate::rig::{LENGTH, Rig, WINDOW, WINDOW_OPERATIONS};

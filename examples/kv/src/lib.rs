@@ -30,7 +30,7 @@ use std::time::Duration;
 use ibverbs::channel::AnyBuffer;
 use ibverbs::future::Locked;
 use ibverbs::tcp::AsyncStream;
-use ibverbs::{PooledBuffer, WorkSuccess};
+use ibverbs::{PooledBuffer, completion::WorkSuccess};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};

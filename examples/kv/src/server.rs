@@ -6,8 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries, MinRnrTimer,
-    PooledBuffer, ProtectionDomain, Reactor, TransportError,
+    AccessFlags, BufferPool, Channel, ChannelBuilder, Context, PooledBuffer, ProtectionDomain,
+    Reactor, TransportError,
+    settings::{MaxRnrRetries, MinRnrTimer},
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use ibverbs::{AckTimeout, MaxAckRetries};
+use ibverbs::settings::{AckTimeout, MaxAckRetries};
 use ibverbs_rails::{Event, PeerId, RailMemory, Transfer, TransferId};
 use ibverbs_software::Network;
 

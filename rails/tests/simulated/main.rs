@@ -16,7 +16,10 @@ use std::time::Duration;
 
 use frames::Frame;
 use ibverbs::memory::SharedMemory;
-use ibverbs::{AccessFlags, AckTimeout, MaxAckRetries};
+use ibverbs::{
+    AccessFlags,
+    settings::{AckTimeout, MaxAckRetries},
+};
 use ibverbs_rails::{Event, RailMemory, Rails, RailsBuilder, RailsError, Transfer};
 use ibverbs_software::{Network, Verb, When};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};

@@ -5,7 +5,7 @@ use std::net::{TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ibverbs::{Channel, MaxRnrRetries, RemoteMemoryRegion, TransportError};
+use ibverbs::{Channel, RemoteMemoryRegion, TransportError, settings::MaxRnrRetries};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::servers::{HERE, Node, Target, later, reactor, runtime, settings};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelBuilder, Context, Loop, MaxRnrRetries, PooledBuffer,
-    PreparedChannel, ProtectionDomain, Reactor, ReceiveWorkRequest, RemoteMemoryRegion,
-    SendWorkRequest, SharedMemoryRegion,
+    AccessFlags, BufferPool, Channel, ChannelBuilder, Context, Loop, PooledBuffer, PreparedChannel,
+    ProtectionDomain, Reactor, ReceiveWorkRequest, RemoteMemoryRegion, SendWorkRequest,
+    SharedMemoryRegion, settings::MaxRnrRetries,
 };
 use ibverbs_software::Device;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

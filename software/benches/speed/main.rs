@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use ibverbs::memory::RawMemoryRegion;
 use ibverbs::{
-    AccessFlags, CompletionQueue, MaxRnrRetries, PreparedQueuePair, ProtectionDomain, QueuePair,
-    Rc, RemoteMemoryRegion, WorkCompletion,
+    AccessFlags, CompletionQueue, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
+    RemoteMemoryRegion, WorkCompletion, settings::MaxRnrRetries,
 };
 use ibverbs_software::Device;
 

@@ -6,8 +6,8 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    CompletionQueue, Gid, PacketSequenceNumber, QueuePair, QueuePairEndpoint, RemoteMemoryRegion,
-    WorkCompletion,
+    CompletionQueue, Gid, QueuePair, QueuePairEndpoint, RemoteMemoryRegion, WorkCompletion,
+    settings::PacketSequenceNumber,
 };
 use ibverbs_software::Device;
 

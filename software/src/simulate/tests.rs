@@ -3,7 +3,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, MaxRnrRetries, ProtectionDomain, Reactor,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ProtectionDomain, Reactor,
+    settings::MaxRnrRetries,
 };
 use tokio::time::{Instant, sleep, timeout};
 

@@ -14,9 +14,9 @@ use ibverbs::device::{AsyncEventKind, AsyncEvents};
 use ibverbs::ffi::{self, ibv_access_flags as Access};
 use ibverbs::queue_pair::StateTransition;
 use ibverbs::{
-    AccessFlags, AddressVector, CompletionChannel, CompletionQueue, Context, DatagramPeer,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairState, Rc, SendWorkRequest,
-    SharedMemoryRegion, Ud, WorkCompletion, WorkStatus,
+    AccessFlags, CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairState, Rc, SendWorkRequest, SharedMemoryRegion, Ud, WorkCompletion,
+    WorkStatus, operation::DatagramPeer, queue_pair::AddressVector,
 };
 use ibverbs_software::{Device, Network, Verb, When};
 

@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Waker};
 use ibverbs::channel::DatagramsBuilder;
 use ibverbs::pool::DatagramBuffer;
 use ibverbs::{
-    AccessFlags, AsyncDatagrams, BufferPool, Context as Device, DatagramDestination, PooledBuffer,
-    ProtectionDomain, Reactor, TransportError,
+    AccessFlags, AsyncDatagrams, BufferPool, Context as Device, PooledBuffer, ProtectionDomain,
+    Reactor, TransportError, operation::DatagramDestination,
 };
 use ibverbs_software::{LiveObjects, Network, Verb};
 

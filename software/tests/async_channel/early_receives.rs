@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use ibverbs::future::PreparedAsyncChannel;
 use ibverbs::tcp::{AsyncStream, ExchangeError};
-use ibverbs::{AsyncChannel, MaxRnrRetries, TransportError};
+use ibverbs::{AsyncChannel, TransportError, settings::MaxRnrRetries};
 use ibverbs_software::{Device, Verb, When};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;

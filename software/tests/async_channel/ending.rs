@@ -171,8 +171,9 @@ fn a_reactor_that_is_stopped_ends_futures_with_their_buffers_and_tells_why() {
 #[test]
 fn a_peer_that_goes_away_fails_the_send_with_its_buffer() {
     on_both(|[one, other]| async move {
-        let impatient = one.builder().ack_timeout(ibverbs::AckTimeout::new(8).unwrap());
-        let impatient = impatient.max_ack_retries(ibverbs::MaxAckRetries::new(1).unwrap());
+        let impatient = one.builder().ack_timeout(ibverbs::settings::AckTimeout::new(8).unwrap());
+        let impatient =
+            impatient.max_ack_retries(ibverbs::settings::MaxAckRetries::new(1).unwrap());
         let ours = one.reactor.prepare(impatient).unwrap();
         let theirs = other.reactor.prepare(other.builder()).unwrap();
         let endpoints = (ours.endpoint(), theirs.endpoint());

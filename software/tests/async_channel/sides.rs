@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibverbs::{
-    AccessFlags, AckTimeout, AsyncChannel, BufferPool, Channel, ChannelBuilder, MaxRnrRetries,
-    MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, PooledBuffer, ProtectionDomain,
+    Reactor,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
 };
 use ibverbs_software::Device;
 use tokio::runtime::{Builder, Runtime};

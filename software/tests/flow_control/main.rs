@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::channel::ChannelSet;
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, FetchAddWorkRequest, Inline, Loop,
-    MaxRnrRetries, PooledBuffer, ReceiveWorkRequest, SharedMemoryRegion, TransportError,
-    WriteWorkRequest,
+    AccessFlags, Channel, ChannelBuilder, FetchAddWorkRequest, Inline, Loop, PooledBuffer,
+    ReceiveWorkRequest, SharedMemoryRegion, TransportError, WriteWorkRequest,
+    settings::{AckTimeout, MaxRnrRetries},
 };
 use ibverbs_software::{Device, Network};
 

@@ -9,8 +9,9 @@ use std::time::Instant;
 use ibverbs::channel::OwnedResult;
 use ibverbs::future::{PreparedAsyncChannel, SharedReceives};
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, MaxRnrRetries,
-    MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, PooledBuffer,
+    ProtectionDomain, Reactor,
+    settings::{MaxRnrRetries, MinRnrTimer},
 };
 use ibverbs_software::Device;
 

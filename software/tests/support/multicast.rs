@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ibverbs::{
-    AddressVector, CompletionQueue, Context, DatagramPeer, Gid, MemoryRegion, ProtectionDomain,
-    QueuePair, SendWorkRequest, Ud, WorkCompletion,
+    CompletionQueue, Context, Gid, MemoryRegion, ProtectionDomain, QueuePair, SendWorkRequest, Ud,
+    WorkCompletion, operation::DatagramPeer, queue_pair::AddressVector,
 };
 
 use crate::patience::deadline;

@@ -1,6 +1,9 @@
 //! Two devices of this process, and channels between them.
 
-use ibverbs::{AccessFlags, AckTimeout, Channel, Context, MaxRnrRetries, ProtectionDomain};
+use ibverbs::{
+    AccessFlags, Channel, Context, ProtectionDomain,
+    settings::{AckTimeout, MaxRnrRetries},
+};
 use ibverbs_software::Device;
 
 /// Two channels that are connected to each other, each on a device of its own.

@@ -1,7 +1,10 @@
 use std::error::Error;
 use std::time::Duration;
 
-use ibverbs::{AckTimeout, ChannelBuilder, MaxAckRetries, WorkStatus};
+use ibverbs::{
+    ChannelBuilder, WorkStatus,
+    settings::{AckTimeout, MaxAckRetries},
+};
 use ibverbs_software::Network;
 
 #[test]

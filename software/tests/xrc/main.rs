@@ -15,9 +15,9 @@ use ibverbs::queue_pair::marker::{AddressedBy, Sends};
 use ibverbs::queue_pair::{SendOperations, XrcReceive, XrcSend};
 use ibverbs::{
     AccessFlags, CompareSwapWorkRequest, CompletionQueue, Context, FetchAddWorkRequest,
-    MaxRnrRetries, ProtectionDomain, QueuePair, QueuePairBuilder, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, SharedReceiveQueue, WorkCompletion,
-    WriteWorkRequest,
+    ProtectionDomain, QueuePair, QueuePairBuilder, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, SharedMemoryRegion, SharedReceiveQueue, WorkCompletion, WriteWorkRequest,
+    settings::MaxRnrRetries,
 };
 use ibverbs_software::{Device, Network};
 

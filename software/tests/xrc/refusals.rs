@@ -7,8 +7,8 @@ use std::time::Duration;
 use ibverbs::device::{AsyncEventKind, AsyncEventSubject, AsyncEvents};
 use ibverbs::domain::{XrcDomain, XrcDomainScope};
 use ibverbs::{
-    CompletionQueue, Context, ErrorKind, MaxRnrRetries, QueuePairState, SharedReceiveQueue,
-    WorkCompletion, WorkStatus, ffi,
+    CompletionQueue, Context, ErrorKind, QueuePairState, SharedReceiveQueue, WorkCompletion,
+    WorkStatus, ffi, settings::MaxRnrRetries,
 };
 use ibverbs_software::{Device, Network};
 

@@ -115,8 +115,8 @@ fn parameters(private_data: &[u8], len: u8, queue_pair: u32) -> ffi::rdma_conn_p
 
 debug! { DatagramRoute, self, peer_addr: self.id.peer_addr(), device: self.device_name(), .. }
 
-/// The address of a datagram peer or a multicast group. It makes a [`DatagramPeer`](crate::DatagramPeer), [to
-/// which](crate::SendWorkRequest::to) requests are sent.
+/// The address of a datagram peer or a multicast group. It makes a [`DatagramPeer`](crate::operation::DatagramPeer),
+/// [to which](crate::SendWorkRequest::to) requests are sent.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "rdma_ud_param")]
 pub struct DatagramAddress {

@@ -152,7 +152,7 @@ impl ExtendedSuccess<'_> {
     }
 
     /// `ibv_wc_read_invalidated_rkey`: the rkey that the message invalidated, if any. See
-    /// [`WorkSuccess::invalidated_rkey`](crate::WorkSuccess::invalidated_rkey) for Soft-RoCE.
+    /// [`WorkSuccess::invalidated_rkey`](crate::completion::WorkSuccess::invalidated_rkey) for Soft-RoCE.
     #[doc(alias = "ibv_wc_read_invalidated_rkey")]
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
@@ -221,8 +221,8 @@ debug! {
     opcode: self.opcode(), byte_len: self.byte_len(), immediate: self.immediate(), ..
 }
 
-/// The completion of a UD receive, for [`AddressVector::reply_to`](crate::AddressVector::reply_to). Sealed: a
-/// [`WorkSuccess`], or an [`ExtendedSuccess`] of a queue that reports the sender.
+/// The completion of a UD receive, for [`AddressVector::reply_to`](crate::queue_pair::AddressVector::reply_to). Sealed:
+/// a [`WorkSuccess`], or an [`ExtendedSuccess`] of a queue that reports the sender.
 pub trait ReceivedDatagram: sealed::Sender {}
 
 impl ReceivedDatagram for WorkSuccess {}

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 /// |---|---|
 /// | [`MemorySlice`], [`MemorySliceMut`] | a part of a region, borrowed |
 /// | [`MemorySlicePart`](crate::memory::MemorySlicePart) | a part of that, which keeps the rest |
-/// | [`SharedMemorySlice`](crate::SharedMemorySlice) | a part of a region that peers access too |
+/// | [`SharedMemorySlice`](crate::memory::SharedMemorySlice) | a part of a region that peers access too |
 /// | [`MemoryRegion`](crate::MemoryRegion), [`SharedMemoryRegion`](crate::SharedMemoryRegion) | all of a region, as `&region` |
 /// | [`GatherElement`], [`ScatterElement`] | one C `ibv_sge` |
 #[cfg_attr(
@@ -116,8 +116,8 @@ use std::ptr::NonNull;
     note = "bytes that are not registered can be sent as `Inline(bytes)`"
 )]
 pub unsafe trait GatherBuffer: Sized {
-    /// The scatter/gather elements, such as `[ffi::ibv_sge; N]`, or an [`ElementList`](crate::memory::ElementList) if their
-    /// number is known at run time only. Empty ones are left out.
+    /// The scatter/gather elements, such as `[ffi::ibv_sge; N]`, or an [`ElementList`](crate::memory::ElementList) if
+    /// their number is known at run time only. Empty ones are left out.
     type List: private::List;
 
     /// What an operation in flight keeps and gives back: `Self`, or `()` for [`Inline`](crate::Inline).
@@ -169,8 +169,8 @@ pub unsafe trait GatherBuffer: Sized {
 /// order.
 ///
 /// Implemented for [`MemorySliceMut`], [`MemorySlicePart`](crate::memory::MemorySlicePart),
-/// [`SharedMemorySlice`](crate::SharedMemorySlice), [`ScatterElement`], every buffer that owns its memory, `&mut` to any
-/// of them, and arrays, tuples, vectors and `&mut` slices of them.
+/// [`SharedMemorySlice`](crate::memory::SharedMemorySlice), [`ScatterElement`], every buffer that owns its memory,
+/// `&mut` to any of them, and arrays, tuples, vectors and `&mut` slices of them.
 ///
 /// # Safety
 ///
@@ -403,8 +403,8 @@ unsafe impl<B: GatherBuffer> BorrowedBuffer for &mut B {}
 /// Bytes that the post copies: they need not be registered, and can be used again at once.
 ///
 /// A request has room for `max_inline_data` bytes: see
-/// [`QueuePairBuilder::max_inline_data`](crate::QueuePairBuilder::max_inline_data), and the same method of the builder of
-/// channels.
+/// [`QueuePairBuilder::max_inline_data`](crate::QueuePairBuilder::max_inline_data), and the same method of the builder
+/// of channels.
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 

@@ -124,7 +124,7 @@ impl RegionOptions {
         ///
         /// `iova` must be a multiple of the page size; the buffer is [page-aligned](Self::page_aligned). Use it
         /// for peers: naming such a region in this program's own requests is
-        /// [unsafe](crate::SharedMemorySlice::scatter_element_by_iova).
+        /// [unsafe](crate::memory::SharedMemorySlice::scatter_element_by_iova).
         #[doc(alias = "ibv_reg_mr_iova")]
         iova(iova: u64) => self.iova = Some(iova);
     }

@@ -154,7 +154,7 @@ pub trait LocalMemory: private::Sealed {
 
 /// Registered memory that work requests of this program can also write: for receives and reads.
 ///
-/// [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::MemorySlice) do not
+/// [`ReadOnlyMemoryRegion`](crate::memory::ReadOnlyMemoryRegion) and [`MemorySlice`](crate::memory::MemorySlice) do not
 /// have it, because some providers copy short messages to their destination without checking the region's
 /// access. A [`RawMemoryRegion`](crate::memory::RawMemoryRegion) has its access at run time: without
 /// [`LOCAL_WRITE`](crate::AccessFlags::LOCAL_WRITE), requests that would write it are refused (`EINVAL`).
@@ -216,7 +216,7 @@ pub struct GatherElement<'buf>(ffi::ibv_sge, PhantomData<&'buf [u8]>);
 /// It borrows the memory exclusively for `'buf`. It has the layout of the C struct, as a [`GatherElement`] has.
 ///
 /// Leave empty elements out of a [`PreparedReceive`](crate::operation::PreparedReceive) and a
-/// [`PreparedRequest`](crate::PreparedRequest): some devices (mlx4, mthca) take a length of 0 for 2 GiB, and
+/// [`PreparedRequest`](crate::operation::PreparedRequest): some devices (mlx4, mthca) take a length of 0 for 2 GiB, and
 /// write beyond the element up to the end of the region. Everything else that posts leaves them out itself.
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]

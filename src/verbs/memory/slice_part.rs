@@ -13,7 +13,7 @@ use crate::base::ffi;
 /// operation gives the whole buffer back. A plain [`slice`](MemorySliceMut::slice) comes back as short as it was posted.
 ///
 /// ```
-/// use ibverbs::{MemorySliceMut, Scope, TransportError};
+/// use ibverbs::{Scope, TransportError, memory::MemorySliceMut};
 ///
 /// /// Sends a text, which has to fit, from a buffer, which can then be used for the next one.
 /// fn send<'buf>(

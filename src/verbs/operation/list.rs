@@ -14,7 +14,7 @@ use crate::verbs::queue_pair::{MessageLimits, Rc};
 ///
 /// ```
 /// use ibverbs::operation::SendList;
-/// use ibverbs::{PreparedRequest, Rc, SendWorkRequest};
+/// use ibverbs::{Rc, SendWorkRequest, operation::PreparedRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();

@@ -178,7 +178,7 @@ pub struct Prepared<'wr, R, T> {
 /// [`post_prepared`](crate::QueuePair::post_prepared), or in a [`SendList`](crate::operation::SendList).
 ///
 /// ```
-/// use ibverbs::{PreparedRequest, Rc, SendWorkRequest};
+/// use ibverbs::{Rc, SendWorkRequest, operation::PreparedRequest};
 ///
 /// # fn main() -> ibverbs::Result<()> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();

@@ -13,11 +13,11 @@ use crate::verbs::memory::{GatherBuffer, ScatterBuffer};
 use crate::verbs::queue_pair::{MessageLimits, QueuePair, ReceiveQueue};
 
 /// `struct ibv_recv_wr`: receives one message. Its completion has the length
-/// ([`WorkSuccess::byte_len`](crate::WorkSuccess::byte_len)). A message longer than the buffer is an error on both
-/// sides.
+/// ([`WorkSuccess::byte_len`](crate::completion::WorkSuccess::byte_len)). A message longer than the buffer is an error
+/// on both sides.
 ///
-/// If the peer may write, check the [opcode](crate::WorkSuccess::opcode): a write with an immediate also completes a
-/// receive. It leaves the buffer unchanged, and its length can exceed the buffer.
+/// If the peer may write, check the [opcode](crate::completion::WorkSuccess::opcode): a write with an immediate also
+/// completes a receive. It leaves the buffer unchanged, and its length can exceed the buffer.
 ///
 /// ```
 /// use ibverbs::{Rc, ReceiveWorkRequest};

@@ -24,7 +24,7 @@ use crate::verbs::settings::{FlowLabel, ServiceLevel, StaticRate};
 /// Everything else has a default.
 ///
 /// ```
-/// use ibverbs::AddressVector;
+/// use ibverbs::queue_pair::AddressVector;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -128,7 +128,7 @@ impl AddressVector {
     /// `ibv_init_ah_from_wc`: the path back to the sender of a datagram that came through our port `port`. C's verb
     /// cannot answer a datagram to a multicast group; this method takes our GID most like the sender's.
     ///
-    /// `received` is the completion of the receive, a [`WorkSuccess`](crate::WorkSuccess) or an
+    /// `received` is the completion of the receive, a [`WorkSuccess`](crate::completion::WorkSuccess) or an
     /// [`ExtendedSuccess`](crate::completion::ExtendedSuccess). `header` is the first 40 bytes of its buffer, used only
     /// if the completion's `has_global_route` says so.
     ///

@@ -354,7 +354,7 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     /// them, and apply them to the [queue pair](Self::into_queue_pair) in this order.
     ///
     /// ```
-    /// use ibverbs::{MinRnrTimer, Rc};
+    /// use ibverbs::{Rc, settings::MinRnrTimer};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();

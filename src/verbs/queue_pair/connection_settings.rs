@@ -93,7 +93,7 @@ macro_rules! settings_struct {
         /// that it lacks.
         ///
         /// ```
-        /// use ibverbs::{ConnectionSettings, MaxRnrRetries, Rc};
+        /// use ibverbs::{Rc, queue_pair::ConnectionSettings, settings::MaxRnrRetries};
         ///
         /// # fn main() -> ibverbs::Result<()> {
         /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();

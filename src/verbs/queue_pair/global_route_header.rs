@@ -11,7 +11,8 @@ use crate::verbs::settings::FlowLabel;
 ///
 /// On RoCE over IPv4 the last 20 bytes are the IPv4 header, and the first 20 are undefined. The methods detect this as
 /// `ibv_init_ah_from_wc` does. On InfiniBand all bytes are undefined unless
-/// [`has_global_route`](crate::WorkSuccess::has_global_route) is true. The getters return `None` if there is no header.
+/// [`has_global_route`](crate::completion::WorkSuccess::has_global_route) is true. The getters return `None` if there
+/// is no header.
 ///
 /// ```
 /// use ibverbs::queue_pair::GlobalRouteHeader;
@@ -45,8 +46,8 @@ impl GlobalRouteHeader {
         self.0
     }
 
-    /// Splits the first [`byte_len`](crate::WorkSuccess::byte_len) bytes of a UD receive's buffer into header and
-    /// message.
+    /// Splits the first [`byte_len`](crate::completion::WorkSuccess::byte_len) bytes of a UD receive's buffer into
+    /// header and message.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
 //! # rxe0.register();
-//! use ibverbs::{MaxRnrRetries, Rc};
+//! use ibverbs::{Rc, settings::MaxRnrRetries};
 //!
 //! let context = ibverbs::open_first()?;
 //! let domain = context.alloc_pd()?;
@@ -157,8 +157,8 @@ use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};
 ///    refuse.
 /// 4. `wr_id` differs from those of all outstanding requests of the same completion queue. Otherwise one completion
 ///    could be taken for another.
-/// 5. On mlx4 and mthca no element of a [prepared](crate::PreparedRequest) request is empty: they read 0 bytes as 2 GiB
-///    (mlx4 for memory that is written, mthca for any). All other methods leave empty elements out.
+/// 5. On mlx4 and mthca no element of a [prepared](crate::operation::PreparedRequest) request is empty: they read 0
+///    bytes as 2 GiB (mlx4 for memory that is written, mthca for any). All other methods leave empty elements out.
 /// 6. The queue pair is not an [`XrcReceive`](QueuePairType::XrcReceive), which has no queues: mlx4 and mlx5 follow
 ///    null pointers.
 /// 7. On a DC initiator of mlx5 every request is in a [`batch`](Self::batch): otherwise mlx5 posts it without a target.

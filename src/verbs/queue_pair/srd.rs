@@ -17,7 +17,7 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     /// other devices.
     ///
     /// As on UD, there is no peer: [`activate`](crate::PreparedQueuePair::activate) makes the queue pair ready, and
-    /// each request goes to a [`DatagramPeer`](crate::DatagramPeer). Unlike UD:
+    /// each request goes to a [`DatagramPeer`](crate::operation::DatagramPeer). Unlike UD:
     ///
     /// - Each message arrives, or its completion reports the failure.
     /// - Messages arrive **in any order**.
@@ -32,7 +32,7 @@ impl<'res> QueuePairBuilder<'res, Srd> {
     ///
     /// ```no_run
     /// use ibverbs::queue_pair::Srd;
-    /// use ibverbs::{AddressVector, DatagramPeer, WriteWorkRequest};
+    /// use ibverbs::{WriteWorkRequest, operation::DatagramPeer, queue_pair::AddressVector};
     ///
     /// # fn main() -> ibverbs::Result<()> {
     /// let context = ibverbs::open("rdmap0s6")?;
@@ -97,7 +97,8 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
 
 impl AddressHandle<'_> {
     /// `efadv_query_ah(3)`: the EFA device's number of this address handle. The completion of a
-    /// receive names the sender's handle by it ([`WorkSuccess::source_lid`](crate::WorkSuccess::source_lid)).
+    /// receive names the sender's handle by it
+    /// ([`WorkSuccess::source_lid`](crate::completion::WorkSuccess::source_lid)).
     ///
     /// # Errors
     ///

@@ -53,7 +53,7 @@ mod sealed {
 /// | [`Connected`] | x | x | | | x | x | | | [`handshake`](crate::PreparedQueuePair::handshake), `connect`, `accept` |
 /// | [`Unconnected`] | | | x | x | | | x | x | [`activate`](crate::PreparedQueuePair::activate) |
 /// | [`FixedPeer`] | x | x | | x | | | | | requests without a destination |
-/// | [`AddressedBy`] | | | [`DatagramPeer`](crate::DatagramPeer) | | [`XrcPeer`](crate::operation::XrcPeer) | | [`DatagramPeer`](crate::DatagramPeer) | `DcPeer` | requests [with one](crate::SendWorkRequest::to) |
+/// | [`AddressedBy`] | | | [`DatagramPeer`](crate::operation::DatagramPeer) | | [`XrcPeer`](crate::operation::XrcPeer) | | [`DatagramPeer`](crate::operation::DatagramPeer) | `DcPeer` | requests [with one](crate::SendWorkRequest::to) |
 /// | [`Sends`], [`Writes`] | x x | x x | x - | x - | x x | - - | x b | b b | sends, writes; b: in [batches](crate::QueuePair::batch) only |
 /// | [`Reads`], [`Atomics`] | x x | - - | - - | - - | x x | - - | b - | b b | reads; atomics, flushes and atomic writes |
 /// | [`ReceiveQueue`] | x | x | x | x | | | x | | receives, [`srq`](crate::QueuePairBuilder::srq) |
@@ -65,7 +65,7 @@ mod sealed {
 /// ```compile_fail,E0277
 /// # fn f(domain: &ibverbs::ProtectionDomain<'_>, queue: &ibverbs::CompletionQueue<'_>) -> ibverbs::Result<()> {
 /// // A datagram queue pair gets no acknowledgements.
-/// domain.create_qp(queue, queue, ibverbs::Ud).ack_timeout(ibverbs::AckTimeout::MAX).build()?;
+/// domain.create_qp(queue, queue, ibverbs::Ud).ack_timeout(ibverbs::settings::AckTimeout::MAX).build()?;
 /// # Ok(())
 /// # }
 /// ```
@@ -270,7 +270,7 @@ transports! {
     /// ```no_run
     /// use ibverbs::operation::DcPeer;
     /// use ibverbs::queue_pair::Dci;
-    /// use ibverbs::{AddressVector, SendWorkRequest};
+    /// use ibverbs::{SendWorkRequest, queue_pair::AddressVector};
     ///
     /// # fn main() -> ibverbs::Result<()> {
     /// let context = ibverbs::open("mlx5_0")?;

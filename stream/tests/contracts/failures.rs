@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{AccessFlags, BufferPool, Channel, MaxRnrRetries, ProtectionDomain};
+use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, settings::MaxRnrRetries};
 use ibverbs_software::Device;
 use ibverbs_stream::{Hub, HubBuilder, Listener, Role, Stream, StreamError};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

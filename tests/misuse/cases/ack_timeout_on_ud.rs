@@ -1,5 +1,5 @@
-use ibverbs::{AckTimeout, QueuePairBuilder, Ud}; //~ ERROR
-use ibverbs::{AckTimeout, QueuePairBuilder, Rc}; //~ RIGHT
+use ibverbs::{QueuePairBuilder, Ud, settings::AckTimeout}; //~ ERROR
+use ibverbs::{QueuePairBuilder, Rc, settings::AckTimeout}; //~ RIGHT
 
 pub fn case(builder: QueuePairBuilder<'_, Ud>) -> QueuePairBuilder<'_, Ud> { //~ ERROR
 pub fn case(builder: QueuePairBuilder<'_, Rc>) -> QueuePairBuilder<'_, Rc> { //~ RIGHT

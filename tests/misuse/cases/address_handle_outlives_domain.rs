@@ -1,4 +1,4 @@
-use ibverbs::{AddressVector, ProtectionDomain, Result};
+use ibverbs::{ProtectionDomain, Result, queue_pair::AddressVector};
 
 pub fn case(domain: ProtectionDomain<'_>, path: &AddressVector) -> Result<()> {
     let handle = domain.create_ah(path)?;

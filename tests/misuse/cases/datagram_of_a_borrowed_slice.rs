@@ -1,5 +1,5 @@
-use ibverbs::{ChannelId, DatagramDestination, Loop, MemorySlice, PooledBuffer}; //~ ERROR
-use ibverbs::{ChannelId, DatagramDestination, Loop, PooledBuffer}; //~ RIGHT
+use ibverbs::{ChannelId, Loop, PooledBuffer, memory::MemorySlice, operation::DatagramDestination}; //~ ERROR
+use ibverbs::{ChannelId, Loop, PooledBuffer, operation::DatagramDestination}; //~ RIGHT
 
 type Here<'a> = (&'a mut Loop<'a, PooledBuffer>, ChannelId, DatagramDestination);
 

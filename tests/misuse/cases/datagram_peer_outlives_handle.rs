@@ -1,4 +1,4 @@
-use ibverbs::{AddressHandle, DatagramPeer};
+use ibverbs::{AddressHandle, operation::DatagramPeer};
 
 pub fn case(handle: AddressHandle<'_>) -> u32 {
     let peer = DatagramPeer::group(&handle, 7);

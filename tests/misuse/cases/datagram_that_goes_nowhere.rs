@@ -1,4 +1,4 @@
-use ibverbs::{DatagramPeer, Inline, QueuePair, Result, SendWorkRequest, Ud};
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest, Ud, operation::DatagramPeer};
 
 pub fn case(pair: &mut QueuePair<'_, Ud>, _: DatagramPeer<'_>) -> Result<()> { //~ ERROR
     unsafe { pair.post(SendWorkRequest::new(Inline(b"text")), 1) } //~ ERROR

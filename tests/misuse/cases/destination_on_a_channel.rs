@@ -1,5 +1,5 @@
 use ibverbs::operation::XrcPeer;
-use ibverbs::{Channel, MemorySlice, SendWorkRequest, TransportResult};
+use ibverbs::{Channel, SendWorkRequest, TransportResult, memory::MemorySlice};
 
 pub fn case(channel: &mut Channel<'_>, slice: MemorySlice<'_, u8>) -> TransportResult<()> {
     let request = SendWorkRequest::new(slice);

@@ -1,5 +1,5 @@
-use ibverbs::{DatagramPeer, Inline, QueuePair, Result, SendWorkRequest}; //~ ERROR
-use ibverbs::{DatagramPeer, Inline, QueuePair, Result, SendWorkRequest, Ud}; //~ RIGHT
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest, operation::DatagramPeer}; //~ ERROR
+use ibverbs::{Inline, QueuePair, Result, SendWorkRequest, Ud, operation::DatagramPeer}; //~ RIGHT
 
 pub fn case(pair: &mut QueuePair<'_>, peer: DatagramPeer<'_>) -> Result<()> { //~ ERROR
 pub fn case(pair: &mut QueuePair<'_, Ud>, peer: DatagramPeer<'_>) -> Result<()> { //~ RIGHT

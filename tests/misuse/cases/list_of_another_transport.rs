@@ -1,6 +1,6 @@
 use ibverbs::operation::SendList;
-use ibverbs::{Error, PreparedRequest, QueuePair, Rc, Ud}; //~ ERROR
-use ibverbs::{Error, PreparedRequest, QueuePair, Rc}; //~ RIGHT
+use ibverbs::{Error, QueuePair, Rc, Ud, operation::PreparedRequest}; //~ ERROR
+use ibverbs::{Error, QueuePair, Rc, operation::PreparedRequest}; //~ RIGHT
 
 pub fn case(pair: &mut QueuePair<'_, Rc>, one: PreparedRequest<'_, Ud>) -> Result<(), Error> { //~ ERROR
 pub fn case(pair: &mut QueuePair<'_, Rc>, one: PreparedRequest<'_, Rc>) -> Result<(), Error> { //~ RIGHT

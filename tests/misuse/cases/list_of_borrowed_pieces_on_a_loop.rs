@@ -1,5 +1,5 @@
 use ibverbs::channel::AnyBuffer;
-use ibverbs::{ChannelId, Loop, MemorySlice, SendWorkRequest}; //~ ERROR
+use ibverbs::{ChannelId, Loop, SendWorkRequest, memory::MemorySlice}; //~ ERROR
 use ibverbs::{ChannelId, Loop, PooledBuffer, SendWorkRequest}; //~ RIGHT
 
 type Pieces = Vec<MemorySlice<'static, u8>>; //~ ERROR

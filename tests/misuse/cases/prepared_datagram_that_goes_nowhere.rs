@@ -1,4 +1,4 @@
-use ibverbs::{AddressHandle, DatagramPeer, PreparedRequest, QueuePair, Result, SendWorkRequest, Ud};
+use ibverbs::{AddressHandle, QueuePair, Result, SendWorkRequest, Ud, operation::{DatagramPeer, PreparedRequest}};
 
 pub fn case(pair: &mut QueuePair<'_, Ud>, path: &AddressHandle<'_>) -> Result<()> {
     let _peer = DatagramPeer { path, number: 7, qkey: 1 }; //~ ERROR

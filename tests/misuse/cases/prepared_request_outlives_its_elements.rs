@@ -1,4 +1,4 @@
-use ibverbs::{GatherElement, PreparedRequest, QueuePair, Result, SendWorkRequest};
+use ibverbs::{QueuePair, Result, SendWorkRequest, memory::GatherElement, operation::PreparedRequest};
 
 pub unsafe fn case(queue_pair: &mut QueuePair<'_>, element: GatherElement<'_>) -> Result<()> {
     let elements = Box::new([element]);

@@ -1,5 +1,5 @@
-use ibverbs::{QueuePair, ReadWorkRequest, RemoteMemoryRegion, Result, ScatterElement, Uc}; //~ ERROR
-use ibverbs::{QueuePair, Rc, ReadWorkRequest, RemoteMemoryRegion, Result, ScatterElement}; //~ RIGHT
+use ibverbs::{QueuePair, ReadWorkRequest, RemoteMemoryRegion, Result, Uc, memory::ScatterElement}; //~ ERROR
+use ibverbs::{QueuePair, Rc, ReadWorkRequest, RemoteMemoryRegion, Result, memory::ScatterElement}; //~ RIGHT
 
 pub fn case(
     pair: &mut QueuePair<'_, Uc>, //~ ERROR

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use ibverbs::channel::{ScopeError, ScopedPendingWork};
 use ibverbs::completion::WorkOpcode;
 use ibverbs::{
-    Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MaxAckRetries, MemoryRegion,
-    MemorySliceMut, RemoteMemoryRegion, Scope, SendWorkRequest, SharedMemoryRegion, TransportError,
-    WriteWorkRequest,
+    Channel, CompareSwapWorkRequest, FetchAddWorkRequest, Inline, MemoryRegion, RemoteMemoryRegion,
+    Scope, SendWorkRequest, SharedMemoryRegion, TransportError, WriteWorkRequest,
+    memory::MemorySliceMut, settings::MaxAckRetries,
 };
 
 use super::{Tally, word};

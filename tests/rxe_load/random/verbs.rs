@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, CompletionQueue, MaxAckRetries, MaxRnrRetries, MemoryRegion, MinRnrTimer,
-    QueuePair, Rc, SharedMemoryRegion, WorkCompletion,
+    AccessFlags, CompletionQueue, MemoryRegion, QueuePair, Rc, SharedMemoryRegion, WorkCompletion,
+    settings::{MaxAckRetries, MaxRnrRetries, MinRnrTimer},
 };
 
 use super::{Tally, word};

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ibverbs::rdmacm::{ConnectionError, Listener, Route};
-use ibverbs::{Channel, ErrorKind, MaxRnrRetries, PreparedChannel, Rc, TransportError};
+use ibverbs::{Channel, ErrorKind, PreparedChannel, Rc, TransportError, settings::MaxRnrRetries};
 
 use crate::managed::{Device, Managed, TIME, is_iwarp, listen, nothing_is_left, transfer};
 use crate::vm::alone;

@@ -14,7 +14,7 @@ use ibverbs::channel::{ChannelClosed, ScopeError, ScopedPendingWork};
 use ibverbs::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use ibverbs::{
     AccessFlags, Channel, ChannelBuilder, Inline, SharedMemoryRegion, TransportError,
-    WorkErrorClass,
+    completion::WorkErrorClass,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use ibverbs::completion::WorkOpcode;
 use ibverbs::operation::{PreparedReceive, ReceiveList, SendList};
 use ibverbs::{
-    AccessFlags, CompletionQueue, Inline, PreparedRequest, ProtectionDomain, QueuePair,
-    QueuePairBuilder, QueuePairState, Rc, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    SharedMemoryRegion, WorkCompletion, WorkStatus, WriteWorkRequest,
+    AccessFlags, CompletionQueue, Inline, ProtectionDomain, QueuePair, QueuePairBuilder,
+    QueuePairState, Rc, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion,
+    WorkCompletion, WorkStatus, WriteWorkRequest, operation::PreparedRequest,
 };
 
 use crate::transport::{self, Link};

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Instant;
 
 use ibverbs::{
-    AccessFlags, AckTimeout, Channel, ChannelBuilder, Context, MaxRnrRetries, MemoryRegion,
-    MinRnrTimer, PreparedChannel, ProtectionDomain,
+    AccessFlags, Channel, ChannelBuilder, Context, MemoryRegion, PreparedChannel, ProtectionDomain,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
 };
 
 use super::{PATIENCE, assert_nothing_left, time_wait};

@@ -11,7 +11,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    CompletionQueue, Context, ProtectionDomain, TransportError, WorkCompletion, WorkSuccess,
+    CompletionQueue, Context, ProtectionDomain, TransportError, WorkCompletion,
+    completion::WorkSuccess,
 };
 
 use ibverbs_software::{Device, LiveObjects};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ibverbs::channel::ScopedPendingWork;
 use ibverbs::{
     Channel, CompareSwapWorkRequest, FetchAddWorkRequest, RemoteMemoryRegion, Scope,
-    SharedMemorySlice,
+    memory::SharedMemorySlice,
 };
 
 use crate::plan::{Operation, Plan};

@@ -183,7 +183,7 @@ fn wish(
         "-I" | "--inline" => wishes.inline = Some(bytes(&a.text()?)?),
         "-m" | "--mtu" => {
             let mtu = a.number("a number of bytes")?;
-            ibverbs::MaximumTransferUnit::from_bytes(mtu)
+            ibverbs::settings::MaximumTransferUnit::from_bytes(mtu)
                 .map_err(|error| lexopt::Error::Custom(Box::new(error)))?;
             wishes.mtu = Some(mtu);
         }

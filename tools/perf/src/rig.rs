@@ -5,10 +5,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AddressHandle, AddressVector, Channel, CompletionQueue, Context, MaxRnrRetries,
-    MaximumTransferUnit, MinRnrTimer, PreparedChannel, PreparedQueuePair, ProtectionDomain,
-    QueuePair, QueuePairEndpoint, QueuePairType, RemoteMemoryRegion, SharedMemoryRegion,
-    SharedMemorySlice, WorkCompletion,
+    AccessFlags, AddressHandle, Channel, CompletionQueue, Context, PreparedChannel,
+    PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairEndpoint, QueuePairType,
+    RemoteMemoryRegion, SharedMemoryRegion, WorkCompletion,
+    memory::SharedMemorySlice,
+    queue_pair::AddressVector,
+    settings::{MaxRnrRetries, MaximumTransferUnit, MinRnrTimer},
 };
 
 use crate::options::Side;

@@ -1,7 +1,7 @@
 //! A session of a server and a client, from the first message to the last.
 
 use ibverbs::device::process_resources;
-use ibverbs::{Context, MaximumTransferUnit};
+use ibverbs::{Context, settings::MaximumTransferUnit};
 
 use crate::channel::Safe;
 use crate::options::Side;

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use ibverbs::operation::{PreparedReceive, SendList};
 use ibverbs::{
-    CompareSwapWorkRequest, CompletionQueue, DatagramPeer, FetchAddWorkRequest, GatherElement,
-    PreparedRequest, QueuePair, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, ScatterElement,
-    SendWorkRequest, SharedMemoryRegion, WorkCompletion, WriteWorkRequest,
+    CompareSwapWorkRequest, CompletionQueue, FetchAddWorkRequest, QueuePair, QueuePairType,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, SharedMemoryRegion, WorkCompletion,
+    WriteWorkRequest,
+    memory::{GatherElement, ScatterElement},
+    operation::{DatagramPeer, PreparedRequest},
 };
 
 use crate::plan::{Operation, Plan, Transport};

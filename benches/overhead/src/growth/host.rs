@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use ibverbs::channel::PreparedChannel;
 use ibverbs::completion::CompletionFields;
 use ibverbs::{
-    Channel, CompletionQueue, Loop, MemoryRegion, PooledBuffer, PreparedQueuePair, PreparedRequest,
+    Channel, CompletionQueue, Loop, MemoryRegion, PooledBuffer, PreparedQueuePair,
     ProtectionDomain, QueuePair, Rc, SendWorkRequest, TransportError, WorkCompletion,
+    operation::PreparedRequest,
 };
 
 use crate::c::{Handles, c_tuned_w19};

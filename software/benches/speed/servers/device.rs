@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use ibverbs::future::Share;
 use ibverbs::{
-    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, Loop, MaxRnrRetries,
-    MinRnrTimer, PooledBuffer, ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
+    AccessFlags, AsyncChannel, BufferPool, Channel, ChannelBuilder, Context, Loop, PooledBuffer,
+    ProtectionDomain, Reactor, ReceiveWorkRequest, SendWorkRequest,
+    settings::{MaxRnrRetries, MinRnrTimer},
 };
 use ibverbs_software::Device;
 use tokio::runtime::Builder;

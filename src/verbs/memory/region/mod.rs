@@ -360,7 +360,7 @@ impl<M: Local> Region<'_, M> {
 impl<M: Local + Writable> Region<'_, M> {
     /// The elements in `range`, exclusively, with the region's key.
     ///
-    /// It borrows the whole region: for two at once, [split](crate::MemorySliceMut::split_at) one, or use
+    /// It borrows the whole region: for two at once, [split](crate::memory::MemorySliceMut::split_at) one, or use
     /// [`slices_mut`](Self::slices_mut).
     ///
     /// # Errors

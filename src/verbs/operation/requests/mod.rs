@@ -70,8 +70,8 @@ macro_rules! work_requests {
                 self
             }
 
-            /// Where it goes, on a queue pair without a fixed peer: a [`DatagramPeer`](crate::DatagramPeer) on UD and
-            /// SRD, an [`XrcPeer`](crate::operation::XrcPeer) on a sending XRC queue pair, a `DcPeer` on a DC
+            /// Where it goes, on a queue pair without a fixed peer: a [`DatagramPeer`](crate::operation::DatagramPeer)
+            /// on UD and SRD, an [`XrcPeer`](crate::operation::XrcPeer) on a sending XRC queue pair, a `DcPeer` on a DC
             /// initiator. Call this last.
             #[inline(always)]
             pub fn to<A: Destination>(self, destination: A) -> To<Self, A> {
@@ -221,7 +221,9 @@ work_requests! {
     /// ```
     /// use std::time::Instant;
     /// use ibverbs::channel::OwnedResult;
-    /// use ibverbs::{AsyncChannel, Channel, ChannelId, Inline, Loop, MemoryRegion, PooledBuffer, PreparedRequest, QueuePair, Rc, Result, SendWorkRequest, TransportResult};
+    /// use ibverbs::operation::PreparedRequest;
+    /// use ibverbs::{AsyncChannel, Channel, ChannelId, Inline, Loop, MemoryRegion, PooledBuffer, QueuePair, Rc};
+    /// use ibverbs::{Result, SendWorkRequest, TransportResult};
     ///
     /// /// Posts, and waits until it has ended. The buffer is lent.
     /// fn blocking(channel: &mut Channel<'_>, region: &MemoryRegion<'_, u8>) -> TransportResult<()> {
@@ -415,8 +417,9 @@ impl<D, X> SendWorkRequest<D, X> {
         SendWorkRequest { buffer: self.buffer, operation: op::Send { flags, extra } }
     }
 
-    /// Sends 32 bits for the completion of the receive ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)).
-    /// Replaces [`invalidate`](Self::invalidate).
+    /// Sends 32 bits for the completion of the receive
+    /// ([`WorkSuccess::immediate`](crate::completion::WorkSuccess::immediate)). Replaces
+    /// [`invalidate`](Self::invalidate).
     #[doc(alias = "ibv_wr_send_imm")]
     #[inline(always)]
     pub fn immediate(self, immediate: u32) -> SendWorkRequest<D, Immediate> {
@@ -474,7 +477,7 @@ impl<D: GatherBuffer> WriteWorkRequest<D> {
 
 impl<D, X> WriteWorkRequest<D, X> {
     /// Consumes a receive of the peer, whose completion carries these 32 bits
-    /// ([`WorkSuccess::immediate`](crate::WorkSuccess::immediate)).
+    /// ([`WorkSuccess::immediate`](crate::completion::WorkSuccess::immediate)).
     #[doc(alias = "ibv_wr_rdma_write_imm")]
     #[inline(always)]
     pub fn immediate(self, immediate: u32) -> WriteWorkRequest<D, Immediate> {

@@ -4,8 +4,11 @@ use std::cell::RefCell;
 
 use crate::support::{self, Call, Modified, Played, calls, play, plays, posts};
 use ibverbs::ffi::{self, *};
+use ibverbs::operation::DatagramPeer;
 use ibverbs::operation::DcPeer;
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{DcStreams, Dci, SendOperations};
+use ibverbs::settings::MaximumTransferUnit;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

@@ -5,7 +5,10 @@ use std::cell::RefCell;
 use crate::support::{self, Call, Played, calls, play, plays, posts};
 use ibverbs::device::EfaCapabilities;
 use ibverbs::ffi::{self, *};
+use ibverbs::operation::DatagramPeer;
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{SendOperations, Srd, SrdOptions};
+use ibverbs::settings::MaxRnrRetries;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 

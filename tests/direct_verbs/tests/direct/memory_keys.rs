@@ -3,7 +3,9 @@
 use crate::dc::{MLX5, created, play_mlx5};
 use crate::support::{self, Played, plays, posts};
 use ibverbs::ffi::{self, *};
+use ibverbs::memory::GatherElement;
 use ibverbs::memory::MemoryKey;
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::SendOperations;
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;

@@ -10,8 +10,9 @@ use ibverbs::channel::{AnyBuffer, OwnedBuffer};
 use ibverbs::future::Locked;
 use ibverbs::memory::{BorrowedBuffer, GatherBuffer, KeptLength, RawMemoryRegion, ScatterBuffer};
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, ChannelId, Ended, Inline, Loop, MaxRnrRetries,
-    ProtectionDomain, Reactor, ReceiveWorkRequest, Result, SendWorkRequest, TransportError, ffi,
+    AccessFlags, Channel, ChannelBuilder, ChannelId, Ended, Inline, Loop, ProtectionDomain,
+    Reactor, ReceiveWorkRequest, Result, SendWorkRequest, TransportError, ffi,
+    settings::MaxRnrRetries,
 };
 
 use crate::by_hand::poll;

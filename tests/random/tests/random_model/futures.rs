@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use ibverbs::channel::OwnedResult;
 use ibverbs::future::{Local, Locked, Share};
 use ibverbs::{
-    AccessFlags, AsyncChannel, Channel, MaxRnrRetries, PooledBuffer, ProtectionDomain, Reactor,
-    SharedMemoryRegion, TransportError, ffi,
+    AccessFlags, AsyncChannel, Channel, PooledBuffer, ProtectionDomain, Reactor,
+    SharedMemoryRegion, TransportError, ffi, settings::MaxRnrRetries,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use ibverbs::channel::{AnyBuffer, DatagramsBuilder};
 use ibverbs::queue_pair::{GlobalRouteHeader, QueuePairEndpoint};
 use ibverbs::{
-    ChannelId, Loop, MaxRnrRetries, PooledBuffer, ProtectionDomain, ReceiveWorkRequest,
-    SendWorkRequest,
+    ChannelId, Loop, PooledBuffer, ProtectionDomain, ReceiveWorkRequest, SendWorkRequest,
+    settings::MaxRnrRetries,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

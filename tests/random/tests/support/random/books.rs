@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use ibverbs::{WorkCompletion, WorkErrorClass};
+use ibverbs::{WorkCompletion, completion::WorkErrorClass};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::channel::{PendingWork, ScopeError};
 use ibverbs::{
-    AckTimeout, Channel, MaxRnrRetries, MemoryRegion, MinRnrTimer, PreparedChannel,
-    ProtectionDomain, TransportError, WorkSuccess,
+    Channel, MemoryRegion, PreparedChannel, ProtectionDomain, TransportError,
+    completion::WorkSuccess,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

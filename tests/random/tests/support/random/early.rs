@@ -2,8 +2,9 @@
 
 use ibverbs::queue_pair::StateTransition;
 use ibverbs::{
-    AccessFlags, AddressVector, CompletionQueue, ErrorKind, MaximumTransferUnit, MinRnrTimer,
-    QueuePair, QueuePairState,
+    AccessFlags, CompletionQueue, ErrorKind, QueuePair, QueuePairState,
+    queue_pair::AddressVector,
+    settings::{MaximumTransferUnit, MinRnrTimer},
 };
 use proptest::prelude::*;
 use proptest::sample::Index;

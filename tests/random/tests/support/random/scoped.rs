@@ -3,7 +3,7 @@
 use std::mem::forget;
 
 use ibverbs::channel::ScopedPendingWork;
-use ibverbs::{MemorySliceMut, Scope, TransportError};
+use ibverbs::{Scope, TransportError, memory::MemorySliceMut};
 use proptest::prelude::*;
 
 use super::channels::{Ask, Books, late, soon};

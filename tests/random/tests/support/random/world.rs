@@ -5,8 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ibverbs::{
-    AccessFlags, AckTimeout, CompletionQueue, Context, MaxRnrRetries, MemoryRegion, MinRnrTimer,
-    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, SharedMemoryRegion, WorkCompletion,
+    AccessFlags, CompletionQueue, Context, MemoryRegion, PreparedQueuePair, ProtectionDomain,
+    QueuePair, Rc, SharedMemoryRegion, WorkCompletion,
+    settings::{AckTimeout, MaxRnrRetries, MinRnrTimer},
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
