@@ -249,7 +249,7 @@ fn what_cannot_be_destroyed_is_leaked_with_its_borrowed_parents() {
     let other = domain.create_qp(&queue, &spared, kind).build().unwrap();
     device.fail("destroy_qp").errno(libc::EBUSY).times(1);
     drop(pair);
-    // Whoever else holds the parents can still use them.
+    // Other holders of the parents can still use them.
     assert!(queue.poll(&mut [WorkCompletion::default()]).unwrap().is_empty());
     domain.allocate::<u8>(64).unwrap().close().unwrap();
     let endpoint = other.endpoint();

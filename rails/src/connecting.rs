@@ -82,7 +82,7 @@ impl Rails {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), of one peer: a server calls it again. Whoever connects and says nothing is an
+    /// Those of [`connect`](Self::connect), of one peer: a server calls it again. A peer that connects and says nothing is an
     /// error ([`Control`](RailsError::Control)) after 10 s.
     pub fn accept(&mut self, listener: &TcpListener, deadline: Instant) -> Result<PeerId> {
         // A peer that gives up makes `accept` wait for the next one, hence the mode.

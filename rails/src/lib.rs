@@ -50,7 +50,7 @@
 //! minute, and one that does not read what it is told. What a peer makes this side keep is bounded by the settings, also while the program takes no events:
 //! 32 messages, 48 notifications, and the last two changes of each rail. No peer keeps [`Rails::turn`] from returning.
 //!
-//! But RDMA trusts who is connected. All memory of a `Rails` is in one protection domain for each device, so **a peer may use
+//! But RDMA trusts a peer that is connected. All memory of a `Rails` is in one protection domain for each device, so **a peer may use
 //! any key of that domain**: it reads and writes whatever was allocated with `REMOTE_READ` or `REMOTE_WRITE`, for itself or for
 //! another peer, if it knows the address and guesses the key of 32 bits. Give peers that do not trust each other a `Rails` each.
 //! Nothing is encrypted, and no peer has to prove who it is.

@@ -177,8 +177,8 @@ pub(crate) enum Driver {
 
 /// A thread of the device's own, with sockets.
 ///
-/// A packet of this machine writes to `wake_fd` if someone has asked for it ([`Receiver::may_sleep`]). Whoever waits for it
-/// receives: a helper, which is a thread of the program that sleeps until a completion queue has something
+/// A packet of this machine writes to `wake_fd` if someone has asked for it ([`Receiver::may_sleep`]). The thread that
+/// waits for it receives: a helper, which is a thread of the program that sleeps until a completion queue has something
 /// ([`help`](Self::help)), or a loop of the program that waits for it beside its own files ([attaches](Self::attach)). While they come again and
 /// again, the device's thread only looks, from time to time, whether they still do.
 #[derive(Debug)]
@@ -197,7 +197,7 @@ pub(crate) struct Threaded {
     /// Empty polls in a row since the program last found something, or went to sleep.
     in_vain: AtomicU32,
     backoff: Backoff,
-    /// How many threads pause, since there is no processor for all who poll.
+    /// How many threads pause, since there is no processor for all that poll.
     pausing: AtomicU32,
     /// Whether one of them waits for packets.
     watched: AtomicBool,
@@ -487,7 +487,8 @@ impl Threaded {
             return;
         }
         let in_vain = self.in_vain.fetch_add(1, Ordering::Relaxed);
-        // Who polls until there is nothing answers next: what is held back then leaves with the answer, or at the next poll or sleep.
+        // A program that polls until there is nothing then answers: what is held back after that leaves with the answer, or at
+        // the next poll or sleep.
         if in_vain > 0 {
             self.release_answers(shared);
         }
@@ -533,8 +534,8 @@ impl Threaded {
         self.polls.fetch_add(FEW_POLLS, Ordering::Relaxed);
     }
 
-    /// Sleeps until a packet arrives, but not for longer than `PAUSE`: nobody rings for who polls. The caller receives
-    /// afterwards.
+    /// Sleeps until a packet arrives, but not for longer than `PAUSE`: no sender rings while a program polls. The caller
+    /// receives afterwards.
     fn watch(&self) {
         let found =
             self.receiver.try_lock().map(|mut receiver| (receiver.sources(), receiver.may_sleep()));

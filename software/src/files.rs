@@ -1,4 +1,4 @@
-//! Waiting for files to become readable, and files that wake who waits.
+//! Waiting for files to become readable, and files that wake a thread that waits.
 
 use std::ffi::c_int;
 use std::io;
@@ -90,8 +90,8 @@ impl Waker {
     }
 }
 
-/// One file that is readable when a thread of this process wakes who waits for it, or another process sends something. What wakes
-/// is this process's alone: each of the others has a connection of its own, and can take no wake-up of another.
+/// One file that becomes readable when a thread of this process wakes its waiter, or another process sends something. The part
+/// that threads wake is this process's alone. Each other process has a connection of its own, and cannot take another's wake-up.
 #[derive(Debug)]
 pub(crate) struct WakeFd {
     own: Waker,

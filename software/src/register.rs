@@ -87,7 +87,7 @@ fn list() -> Vec<NonNull<ibv_device>> {
 
 /// # Safety
 ///
-/// The reference is the caller's, who gives it back.
+/// The caller has a reference, and gives it back by this call.
 unsafe fn put(device: NonNull<ibv_device>) {
     // SAFETY: the caller vouches for it.
     unsafe { device_put(device.as_ptr()) };

@@ -1,3 +1,5 @@
+//! Reading and acknowledging events while their objects are destroyed.
+//!
 //! libibverbs follows an event's pointer to its object when the event is read and acknowledged. A destroy verb waits
 //! until the events that were read are acknowledged. It must not block threads that read events, so no lock is held
 //! over either.

@@ -60,7 +60,7 @@ use crate::verbs::queue_pair::{
 /// println!("{:?} from {:?}", &message[..], message.header().source());
 /// # assert_eq!(message[..], *b"ping");
 /// let sender = server.sender(end, &success, &message.header())?;
-/// server.send_to(end, message, &sender, 1)?; // back to who has sent it
+/// server.send_to(end, message, &sender, 1)?; // back to its sender
 /// # assert_eq!(server.wait_ended()?.token, 1);
 /// # Ok(())
 /// # }

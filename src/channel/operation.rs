@@ -1,3 +1,5 @@
+//! The operations of a channel, and how each is posted.
+//!
 //! Each kind of operation is a type, so the compiler makes a function for each, without branches on the kind.
 
 use std::ffi::c_int;

@@ -1,3 +1,5 @@
+//! Buffers that operations own until they end.
+//!
 //! A post moves the buffer into its operation's slot. When the operation has ended, it goes to the caller or is
 //! dropped. Nothing allocates: an [`AnyBuffer`] has room for any [`OwnedBuffer`], and a pointer to a table for its
 //! type.

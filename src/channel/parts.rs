@@ -1,5 +1,5 @@
-//! What loops, futures, pools and the connection manager take of this room, beside its public types. Nothing else of it is
-//! visible to them.
+//! The private part of channels that loops, futures, pools and the connection manager use. They see nothing else, beside the
+//! public types.
 
 pub(crate) use super::builder::check_context;
 pub(crate) use super::core::Core;

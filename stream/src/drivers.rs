@@ -1,4 +1,4 @@
-//! The drivers of a hub: who drives it, when a driver ends, and who is woken then.
+//! The drivers of a hub: which task or thread drives it, when a driver ends, and which one is woken then.
 //!
 //! To drive a hub is to poll its loop, to give what has ended to all streams, and to do what is due by time. Each driver does so
 //! for everybody, and there may be any number of them:

@@ -184,7 +184,7 @@ impl Inner {
         Guard { state: Some(self.lock_quietly()), inner: self }
     }
 
-    /// Whoever releases this lock has nothing to do afterwards.
+    /// Nothing is to be done after this lock is released.
     pub(crate) fn lock_quietly(&self) -> MutexGuard<'_, State> {
         // The state is consistent wherever something can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

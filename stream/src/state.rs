@@ -1,4 +1,4 @@
-//! The state behind a hub's lock: the loop, the streams with their buffers, and who is to be woken when the lock is released.
+//! The state behind a hub's lock: the loop, the streams with their buffers, and the tasks that are woken when the lock is released.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -403,7 +403,7 @@ impl State {
         }
     }
 
-    /// Takes bytes of the program. `None`: there is no room, and whoever waits is woken when there is.
+    /// Takes bytes of the program. `None`: there is no room, and the tasks and threads that wait are woken when there is.
     pub(crate) fn write(
         &mut self,
         id: ChannelId,

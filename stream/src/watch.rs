@@ -111,7 +111,7 @@ impl Sockets {
         Ok(epoll::modify(&self.epoll, file, EventData::new_u64(index as u64), events)?)
     }
 
-    /// Whoever sleeps here is to end.
+    /// The thread that sleeps here wakes and ends.
     pub(crate) fn stop(&self) {
         // The write fails only after earlier ones.
         let _ = write(&self.stop, &1_u64.to_ne_bytes());

@@ -21,7 +21,7 @@ pub(super) enum State {
     /// The device's thread, which sleeps until they come.
     Asleep,
     /// A helper or a loop that comes back again and again. The device's thread looks after this time, twice as long after each
-    /// look in vain: its look takes a processor from those who exchange messages.
+    /// look in vain: its look takes a processor from the threads that exchange messages.
     Helped(Time),
     /// A program that polls all the time. Nobody is woken for packets, which would only take the processor from it.
     Polled,

@@ -26,7 +26,7 @@ const SPARE: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Inbox {
     contents: Mutex<Contents>,
-    /// Wakes who waits for packets.
+    /// Wakes the thread that waits for packets.
     wake_fd: Arc<WakeFd>,
     /// Someone has asked to be woken for the next packet.
     is_rung: AtomicBool,
@@ -70,7 +70,7 @@ impl Inbox {
         }
     }
 
-    /// Whether the next packet wakes who waits.
+    /// Whether the next packet wakes the thread that waits.
     pub(crate) fn is_rung(&self) -> bool {
         self.is_rung.load(Ordering::Relaxed)
     }
@@ -367,7 +367,7 @@ mod tests {
     }
 
     /// A sender may be interrupted between its decision to ring and the ring, while the receiver takes the packet and asks for
-    /// the next one. Whoever waits then comes back once, not for ever.
+    /// the next one. The thread that waits then comes back once, not for ever.
     #[test]
     fn a_late_ring_is_heard_once() {
         let _files = no_process_starts();

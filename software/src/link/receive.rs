@@ -50,7 +50,7 @@ pub(crate) struct Receiver {
     receivers: Receivers,
     /// How many times in a row the sockets were left out, because there were packets elsewhere.
     without_sockets: u32,
-    /// Whoever waits was told that it may sleep, and no packet was received since then.
+    /// The thread that waits was told that it may sleep, and no packet was received since then.
     told_to_sleep: bool,
     /// How many times in a row there were no packets, or `EMPTY_TURNS` from the last packet of a socket on.
     empty_turns: u32,
@@ -169,8 +169,8 @@ impl Receiver {
     /// then receives afterwards, or waits for `wake_fd`, which this has cleared.
     pub(crate) fn may_sleep(&mut self) -> bool {
         // If all are to ring, none has rung, and nothing need be cleared. But a sender decides to ring first and rings then:
-        // if it was interrupted in between, `wake_fd` is readable for a packet that was received long ago. Then who was to sleep is
-        // here again, without a packet.
+        // if it was interrupted in between, `wake_fd` is readable for a packet that was received long ago. The thread that was
+        // to sleep then comes here again, without a packet.
         if self.told_to_sleep || !self.inbox.is_rung() {
             self.wake_fd().clear();
         }

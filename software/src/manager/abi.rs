@@ -272,7 +272,7 @@ impl Answer {
         Self::new(0)
     }
 
-    /// Leaves out bytes that do not fit: an answer's size is known to who fills it.
+    /// Leaves out bytes that do not fit: the code that fills an answer knows its size.
     pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
         let to = self.0.get_mut(at..).unwrap_or_default();
         to.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);

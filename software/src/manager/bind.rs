@@ -18,7 +18,7 @@ use crate::transport::connection::Listener;
 /// The most requests that wait at a listener.
 const MOST_WAITING: u32 = 1024;
 
-/// The ports that are given to who asks for none.
+/// The ports that are given to programs that ask for none.
 fn free_ports() -> Range<u16> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let text = text.unwrap_or_default();
@@ -162,7 +162,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The address of the device of who listens at an address of the machine that no device has.
+    /// An address of the machine may be no device's. The address of the device of the program that listens there.
     pub(super) fn device_of_name(&self, id: &Id, to: SocketAddr) -> Option<IpAddr> {
         let service = |other: &&Id| {
             let is_here = |own: SocketAddr| own.ip() == to.ip() || own.ip().is_unspecified();

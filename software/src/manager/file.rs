@@ -47,7 +47,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// The file is the caller's, who closes it.
+    /// The caller owns the file, and closes it.
     pub(super) fn new() -> io::Result<Arc<Self>> {
         let mut pair = [0; 2];
         // SAFETY: there is room for both descriptors; they are new, and one of them is ours alone.
@@ -90,7 +90,7 @@ impl Queue {
         }
     }
 
-    /// `own`: another descriptor of the file, of who waits.
+    /// `own`: the descriptor of the file that a waiting thread has for itself.
     pub(super) fn pop(&self, own: Option<c_int>) -> Option<Item> {
         let mut items = self.items();
         let item = items.pop_front();

@@ -156,8 +156,8 @@ pub(crate) unsafe fn write(file: c_int, bytes: *const c_void, length: usize) -> 
     })
 }
 
-/// Waits for an event, unless the file does not block. Who waits while another thread closes the file waits on, as in the
-/// kernel: so it has a descriptor of its own.
+/// Waits for an event, unless the file does not block. A thread goes on waiting when another closes the file, as in
+/// the kernel: so it has a descriptor of its own.
 fn next_event(queue: &Arc<Queue>) -> Result<Answer, c_int> {
     let file = queue.file();
     let mut own: Option<OwnedFd> = None;
@@ -173,7 +173,7 @@ fn next_event(queue: &Arc<Queue>) -> Result<Answer, c_int> {
                 if !manager.files.get(&file).is_some_and(is_same) {
                     return Err(libc::EBADF);
                 }
-                // SAFETY: who closes the file takes it out of these first, with the lock that is held.
+                // SAFETY: closing takes the file out of these first, with the lock that is held here.
                 let borrowed = unsafe { BorrowedFd::borrow_raw(file) };
                 let copied = borrowed.try_clone_to_owned();
                 own = Some(copied.map_err(|e| e.raw_os_error().unwrap_or(libc::EBADF))?);
@@ -193,7 +193,7 @@ fn next_event(queue: &Arc<Queue>) -> Result<Answer, c_int> {
     }
 }
 
-/// A device was registered. Who listens at all addresses listens there too.
+/// A device was registered. Identifiers that listen at all addresses listen there too.
 pub(crate) fn added(device: &Arc<Shared>) {
     if places::add(device) {
         let manager = manager();

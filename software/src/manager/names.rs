@@ -1,5 +1,5 @@
 //! The ports of wildcard addresses, and of addresses that no device has, are the machine's. The abstract name space of Unix
-//! sockets, which belongs to the network namespace as ports do, says who has them.
+//! sockets, which belongs to the network namespace as ports do, says which process has them.
 //!
 //! A process that has a port alone binds a datagram socket to the port's name, one for each family of addresses: the kernel gives
 //! a name to one socket, and frees it when the process ends. That socket is connected to another one of the process, whose

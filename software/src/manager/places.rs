@@ -75,7 +75,8 @@ pub(super) fn is_of_machine(address: IpAddr) -> bool {
     address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// Whether a device of any process of this machine has the address. Trying to bind to it could be in the way of who does.
+/// Whether a device of any process of this machine has the address. Trying to bind to it could be in the way of a process that
+/// binds to it.
 pub(super) fn is_of_a_device(address: IpAddr) -> bool {
     let (file, name) = match address {
         IpAddr::V4(v4) => ("/proc/net/udp", format!("{:08X}", u32::from_ne_bytes(v4.octets()))),

@@ -28,7 +28,7 @@ pub(crate) struct Simulation {
     driving: Mutex<()>,
     pub(super) sleepers: Sleepers,
     pub(super) manual: bool,
-    /// A simulation of a whole program drives it: who polls in vain need not let others run.
+    /// A simulation of a whole program drives it: a thread that polls in vain need not let others run.
     is_driven: AtomicBool,
 }
 

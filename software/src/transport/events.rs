@@ -112,8 +112,8 @@ pub(crate) fn put(fd: c_int, record: &Record) -> bool {
 /// Whether a file was ended in this process.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Nothing is put in any more, and who sleeps wakes. Who reads without waiting still gets `EAGAIN`, as datagram sockets have
-/// it: [`is_ended`] tells.
+/// Nothing is put in any more, and threads that sleep wake. A read that does not wait still gets `EAGAIN`, as from datagram
+/// sockets: [`is_ended`] tells the difference.
 pub(crate) fn end(fd: c_int) {
     ENDED.store(true, Ordering::Relaxed);
     // SAFETY: no memory is involved.

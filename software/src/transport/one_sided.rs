@@ -28,8 +28,8 @@ impl Core {
         }
     }
 
-    /// No peer comes into a region from here on. Who takes its memory away waits for those that are there, without the engine's
-    /// lock.
+    /// No peer comes into a region from here on. A thread that takes its memory away waits for peers that are in it, without
+    /// the engine's lock.
     pub(crate) fn keep_out_of(&self, key: u32) -> Option<Arc<DirectAccess>> {
         self.direct_access.iter().for_each(|direct_access| direct_access.remove_region(key));
         self.direct_access.clone()

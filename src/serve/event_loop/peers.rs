@@ -1,9 +1,9 @@
 //! Peers that are gone: how a loop notices, and what ends then.
 //!
 //! Each channel may have a sign of its peer (`PeerSign`): the stream over which it was connected, or the connection
-//! manager's. All signs of a loop are in one epoll instance of its completion queue, on which everybody who sleeps for
-//! the loop sleeps too. Who is about to sleep looks at it after an empty poll; so does a poller that never sleeps, now and
-//! then. Data that the peer has sent before it left are in the completion queue by then, and are handed out first.
+//! manager's. All signs of a loop are in one epoll instance of its completion queue: a thread that sleeps for the loop
+//! wakes for it too. Threads look at it after an empty poll, before they sleep; a thread that only polls looks now and
+//! then. By then the completion queue has all that the peer sent before it left, which is handed out first.
 
 use super::Loop;
 use super::ended::ChannelId;

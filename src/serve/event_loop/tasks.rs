@@ -1,5 +1,5 @@
-//! A loop for futures. No code of the program runs here: wakers and buffers that are done with are returned, or put
-//! into `Deferred` until the loop is not borrowed.
+//! A loop for futures. No code of the program runs here: wakers and buffers that are no longer needed are returned, or
+//! put into `Deferred` until the loop is not borrowed.
 
 use std::task::Waker;
 use std::{mem, slice};

@@ -1,3 +1,5 @@
+//! Completion channels: sleeping until a completion queue raises an event.
+//!
 //! `ibv_destroy_cq` blocks until every event of the queue that was read is acknowledged. So the call that reads an
 //! event acknowledges it, and may follow the event's pointer to the queue until then. The kernel discards a queue's
 //! unread events before libibverbs waits, so no event names a destroyed queue.
@@ -288,7 +290,7 @@ pub(crate) struct WaitChannel<'ctx> {
     /// An epoll instance with the files that tell that peers of the queue's channels are gone, and whether it has any.
     peers: OnceLock<OwnedFd>,
     is_watching: AtomicBool,
-    /// Whoever finds the queue empty looks at the peers: a thread is about to sleep.
+    /// A thread is about to sleep: the next one that finds the queue empty looks at the peers.
     must_look: AtomicBool,
     /// Held while `ready` or `peers` is made: the former has the latter.
     making: Mutex<()>,
@@ -416,7 +418,7 @@ impl<'ctx> WaitChannel<'ctx> {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For files that tell that a peer is gone. Whoever sleeps for the queue wakes when one does, and
+    /// For files that tell that a peer is gone. A thread that sleeps for the queue wakes when one does, and
     /// [looks](Self::take_look).
     ///
     /// # Errors

@@ -1,3 +1,5 @@
+//! Polling a queue by the extended interface (`ibv_start_poll` ..).
+//!
 //! Most providers hold the queue's spin lock between `ibv_start_poll` and `ibv_end_poll`. If a guard object were
 //! forgotten, other threads would spin for ever. So [`ExtendedPoller::poll`] keeps the guard in its own frame, lends
 //! the completions to a closure, and ends the poll even if the closure panics.

@@ -44,7 +44,7 @@ pub(crate) struct Waiters {
     /// Ends the sleep of a thread that sleeps elsewhere.
     elsewhere: OnceLock<Waker>,
     wakes: AtomicU64,
-    /// Who may call [`wake`](Waiters::wake).
+    /// How many handles may call [`wake`](Waiters::wake).
     handles: AtomicU64,
 }
 

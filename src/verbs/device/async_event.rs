@@ -1,3 +1,5 @@
+//! The asynchronous events of a device.
+//!
 //! Destroying a queue pair, completion queue, shared receive queue or work queue waits until each event that was read
 //! about it is acknowledged. So the call that reads an event copies the object's number or token, acknowledges the
 //! event, and does not touch the pointer again. The kernel discards unread events about a destroyed object.

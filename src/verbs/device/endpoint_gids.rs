@@ -1,3 +1,5 @@
+//! The GIDs by which two ports reach each other.
+//!
 //! A RoCE port has a RoCE v1 and a RoCE v2 GID for each address, and packets only go between GIDs of the same version
 //! and IP family. So an endpoint carries the best GID of each class. Both sides compare the same lists in the same
 //! order, and choose the same pair.

@@ -1,4 +1,5 @@
-//! libibverbs does not name a device's provider, so vendor and part numbers tell. The software device has its own.
+//! What some providers do in another way. libibverbs does not name a device's provider, so vendor and part numbers tell;
+//! the software device has its own.
 
 use super::attributes::DeviceAttributes;
 use crate::base::error::{Error, Result};

@@ -1,3 +1,5 @@
+//! Batches: requests that are posted together by the extended interface (`ibv_wr_start` ..).
+//!
 //! Most providers lock the send queue between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. A forgotten guard
 //! object would block later posts for ever. So [`QueuePair::batch`] calls a closure, and ends the bracket however that
 //! returns.

@@ -1,4 +1,4 @@
-//! Providers report the same mistake differently, so the request is compared with the queue pair.
+//! Why a post has failed. Providers report the same mistake differently, so the request is compared with the queue pair.
 
 use std::ffi::c_int;
 

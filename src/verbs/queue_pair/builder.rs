@@ -1,4 +1,4 @@
-//! The builder of queue pairs, and the queue pair that is not connected yet.
+//! The builder of queue pairs, and queue pairs that are not connected yet.
 
 use std::marker::PhantomData;
 

@@ -3,7 +3,7 @@
 //! Each device has a listener at each of its addresses: a socket of the machine's abstract name space, whose name has the
 //! address. That name space belongs to the network namespace, as addresses do. A process that wants to send to an address
 //! connects to its listener, and hands over a ring (`ring`) that it writes to from then on. It sends a byte over the connection
-//! to wake whoever waits for its packets. The connection ends with either process. Where there is no listener, and
+//! to wake the thread that waits for its packets. The connection ends with either process. Where there is no listener, and
 //! where nobody is let in, packets go through the kernel's network.
 //!
 //! A device that lets its peers into its memory also hands over a table (`direct_access`).
@@ -102,7 +102,7 @@ impl AsRawFd for Listener {
     }
 }
 
-/// Takes the name of an address, which belongs to who has its UDP socket. `None`: addresses of this kind have no name.
+/// Takes the name of an address, which belongs to the process that has its UDP socket. `None`: addresses of this kind have no name.
 ///
 /// # Errors
 ///
@@ -176,7 +176,7 @@ enum Heard {
     End,
 }
 
-/// The answer to who is let in, which may come with a table.
+/// The answer to a process that is let in. It may come with a table.
 const WELCOME: &[u8] = b"!";
 
 /// Looks for a message, which stays, without blocking.
@@ -211,7 +211,7 @@ fn listen(connection: &OwnedFd) -> Heard {
     }
 }
 
-/// Wakes who waits at the other end, unless it has been woken many times and has not looked. Never blocks.
+/// Wakes the thread at the other end, unless it has been woken many times and has not looked. Never blocks.
 fn wake(connection: &OwnedFd) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: one byte is read from a live variable.

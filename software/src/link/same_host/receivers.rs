@@ -15,8 +15,8 @@ use crate::files::WakeFd;
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
 
-/// Up to this many connections are waited for one by one. The kernel wakes who waits for a socket itself sooner than through an epoll
-/// instance, on the processor of who has written.
+/// Up to this many connections are waited for one by one. The kernel wakes a thread that waits for the socket itself sooner
+/// than through an epoll instance, on the writer's processor.
 const FEW: usize = 8;
 
 /// How many wake-ups a process may have sent that nobody has taken. The kernel keeps few more.
@@ -100,7 +100,7 @@ impl Receivers {
         &self.wake_fd
     }
 
-    /// The connections of those who have not introduced themselves. [`Receivers::attend`] is for them.
+    /// The connections of processes that have not introduced themselves. [`Receivers::attend`] is for them.
     pub(in crate::link) fn pending(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
         self.pending.iter().map(|(_, connection)| connection)
     }
@@ -151,7 +151,7 @@ impl Receivers {
         self.part();
     }
 
-    /// Forgets those who have ended, once all that they sent was read.
+    /// Forgets peers that have ended, once all that they sent was read.
     fn part(&mut self) {
         let is_over = |peer: &Peer| peer.line.is_none() && peer.reader.is_empty();
         let ended: Vec<IpAddr> = self.all.iter().filter(|s| is_over(s)).map(|s| s.from).collect();
@@ -200,19 +200,19 @@ impl Receivers {
 
     /// Asks all to ring. Returns false if there are packets already.
     pub(in crate::link) fn may_sleep(&self) -> bool {
-        // All of them, also behind one that has packets. Who has ended is forgotten by who receives.
+        // All of them, also behind one that has packets. The thread that receives forgets peers that have ended.
         let is_awake = |peer: &&Peer| !peer.reader.may_sleep() || peer.line.is_none();
         self.all.iter().filter(is_awake).count() == 0
     }
 
-    /// Takes the wake-ups of those who were asked for one and have nothing to read, or of `all`, and learns who has ended.
+    /// Takes the wake-ups of the peers that were asked for one and have nothing to read, or of `all`, and learns which have ended.
     pub(in crate::link) fn clear(&mut self, all: bool) {
         for peer in self.all.iter_mut().filter(|peer| all || !peer.reader.is_rung()) {
             peer.hear(if all { MANY } else { 1 });
         }
     }
 
-    /// Learns who has ended, and takes no wake-up from who waits for it.
+    /// Learns which peers have ended, and takes no wake-up from a thread that waits for one.
     pub(in crate::link) fn look_for_ends(&mut self) {
         for peer in &mut self.all {
             if peer.line.as_ref().is_some_and(|line| is_hung_up(line.connection())) {

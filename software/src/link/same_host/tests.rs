@@ -534,7 +534,8 @@ fn the_thread_hears_a_wake_up_once() {
     wait_until(|| !wait(&mut [wait_for(waker.fd())], Some(Duration::ZERO)));
 }
 
-/// A process wakes this one as often as it likes, and says what no process says: who waits hears it, and no longer than it lives.
+/// A process wakes this one as often as it likes, and sends messages that none sends. The thread that waits is woken, but no longer
+/// than that process lives.
 #[test]
 fn a_process_that_wakes_for_nothing_is_heard_and_forgotten() {
     let _files = no_process_starts();

@@ -139,7 +139,8 @@ impl Connection {
     }
 }
 
-/// The peer's number of a connection, with who gives it. The numbers of requests for services are other numbers.
+/// The address and the GUID of a peer, its number of a connection, and whether that numbers a request for a service: these are
+/// counted apart.
 type Remote = (IpAddr, u64, u32, bool);
 
 #[derive(Debug)]

@@ -57,7 +57,7 @@ fn who_had_no_processor_itself_waits_on() {
 }
 
 /// Three threads: one sleeps, and has received a completion itself, without an event. Another polls it before the first has
-/// looked. The first wakes all the same: for the third, whose completion it was, it is the one who hears of it.
+/// looked. The first wakes all the same, as nothing else tells the third, whose completion it was.
 #[test]
 fn who_sleeps_wakes_for_what_it_received_though_another_has_polled_it() {
     let mut world = World::new(6);
