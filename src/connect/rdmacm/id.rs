@@ -6,24 +6,20 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-#[cfg(feature = "channel")]
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
 use super::diagnose;
 use super::diagnose::{RawAddress, socket_addr};
 use super::error::ConnectionError;
+#[cfg(feature = "channel")]
+use super::established::Established;
 use super::event::{Copied, EventChannel};
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
-#[cfg(feature = "channel")]
-use crate::base::linux;
 use crate::base::queue_pair_state::QueuePairState;
 #[cfg(feature = "channel")]
 use crate::channel::parts::PeerSign;
-#[cfg(feature = "channel")]
-use crate::verbs::device::event_file;
 use crate::verbs::device::{Context, Device, TransportType, devices};
 use crate::verbs::queue_pair::EnhancedConnection;
 
@@ -39,52 +35,7 @@ pub(super) struct Id {
     channel: EventChannel,
     /// Of a connection that a loop watches.
     #[cfg(feature = "channel")]
-    sign: Option<Arc<SharedId>>,
-}
-
-/// The C object for others that ask whether the connection has ended: null before it is destroyed.
-#[cfg(feature = "channel")]
-#[derive(Debug)]
-struct SharedId(Mutex<*mut ffi::rdma_cm_id>);
-
-// SAFETY: librdmacm's functions may be called on any thread.
-#[cfg(feature = "channel")]
-unsafe impl Send for SharedId {}
-// SAFETY: as above; the lock guards the pointer.
-#[cfg(feature = "channel")]
-unsafe impl Sync for SharedId {}
-
-#[cfg(feature = "channel")]
-impl SharedId {
-    fn lock(&self) -> MutexGuard<'_, *mut ffi::rdma_cm_id> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The kernel says whether the connection is established, and reads no event: those are the program's.
-#[cfg(feature = "channel")]
-struct Established(Arc<SharedId>);
-
-#[cfg(feature = "channel")]
-impl PeerSign for Established {
-    fn watch(&self, peers: BorrowedFd<'_>, number: u64) -> Result<()> {
-        let raw = self.0.lock();
-        // SAFETY: a live identifier has a live channel, which is closed after it is destroyed; that waits for the lock.
-        let file = unsafe {
-            let Some(id) = raw.as_ref() else { return Ok(()) };
-            BorrowedFd::borrow_raw((*id.channel).fd)
-        };
-        event_file::watch(peers, file, linux::EPOLLIN | linux::EPOLLET, number)
-    }
-
-    /// Holds the lock over the question, for which only the end of the connection's own object waits.
-    fn is_gone(&self) -> bool {
-        let raw = self.0.lock();
-        let state = QueuePairState::ReadyToSend.into();
-        let mut attributes = ffi::ibv_qp_attr { qp_state: state, ..Default::default() };
-        // SAFETY: an identifier that is not null is live while the lock is held; both others are ours.
-        raw.is_null() || unsafe { ffi::rdma_init_qp_attr(*raw, &mut attributes, &mut 0) } != 0
-    }
+    sign: Option<Established>,
 }
 
 // SAFETY: librdmacm's functions may be called on any thread; what changes the identifier takes `&mut self`.
@@ -141,8 +92,9 @@ impl Id {
     #[cfg(feature = "channel")]
     pub(super) fn sign(&mut self) -> Box<dyn PeerSign> {
         let raw = self.raw;
-        let sign = self.sign.get_or_insert_with(|| Arc::new(SharedId(Mutex::new(raw))));
-        Box::new(Established(sign.clone()))
+        // SAFETY: only `destroy` destroys the identifier, and it ends the sign first.
+        let sign = self.sign.get_or_insert_with(|| unsafe { Established::new(raw) });
+        Box::new(sign.clone())
     }
 
     /// Leaks the identifier on failure.
@@ -152,7 +104,7 @@ impl Id {
             return Ok(());
         }
         #[cfg(feature = "channel")]
-        self.sign.iter().for_each(|sign| *sign.lock() = ptr::null_mut());
+        self.sign.iter().for_each(|sign| sign.end());
         // SAFETY: the identifier is live and not used again. Its events that were read are acknowledged, and `&mut
         // self` keeps others from reading, so this does not wait.
         ffi::status("rdma_destroy_id", unsafe { ffi::rdma_destroy_id(raw) })

@@ -39,6 +39,8 @@ mod connection;
 mod datagram;
 mod diagnose;
 mod error;
+#[cfg(feature = "channel")]
+mod established;
 mod event;
 mod id;
 mod listener;

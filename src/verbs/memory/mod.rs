@@ -30,6 +30,7 @@
 mod allocation;
 mod buffer;
 mod device_memory;
+mod inline;
 #[cfg(feature = "mlx5")]
 mod memory_key;
 mod options;
@@ -53,11 +54,12 @@ mod special_regions;
 mod window;
 
 pub use allocation::HugePages;
-pub(crate) use buffer::Gathered;
 #[cfg(feature = "channel")]
 pub(crate) use buffer::keep;
-pub use buffer::{BorrowedBuffer, GatherBuffer, Inline, InlineList, KeptLength, ScatterBuffer};
+pub use buffer::{BorrowedBuffer, GatherBuffer, KeptLength, ScatterBuffer};
 pub use device_memory::{DeviceMemory, DeviceMemoryRegion};
+pub(crate) use inline::Gathered;
+pub use inline::{Inline, InlineList};
 #[cfg(feature = "mlx5")]
 pub use memory_key::MemoryKey;
 pub use options::{AccessFlags, MemoryAdvice, RegionOptions};

@@ -11,7 +11,7 @@ use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
-use super::endpoint::{CREDITS_VERSION, VERSION};
+use super::endpoint_bytes::{CREDITS_VERSION, VERSION};
 use crate::base::gid_class::GidClass;
 use crate::verbs::device::{EndpointGid, EndpointGids, Gid, MAX_GIDS};
 use crate::verbs::memory::RemoteMemoryRegion;

@@ -43,6 +43,7 @@ mod dc;
 #[cfg(feature = "mlx5")]
 mod dc_options;
 mod endpoint;
+mod endpoint_bytes;
 #[cfg(feature = "serde")]
 mod endpoint_wire;
 mod extended_operations;
@@ -75,7 +76,7 @@ pub use dc::DcTarget;
 pub use dc_options::DcStreams;
 pub use endpoint::QueuePairEndpoint;
 #[cfg(feature = "channel")]
-pub(crate) use endpoint::{CREDITS_VERSION, VERSION};
+pub(crate) use endpoint_bytes::{CREDITS_VERSION, VERSION};
 pub(crate) use extended_operations::function;
 pub use extended_operations::{FlushPlacement, SendOperations, WorkRequestOpcode};
 pub use global_route_header::GlobalRouteHeader;
