@@ -17,37 +17,48 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(120)
 }
 
-/// Says when the client has spoken.
-struct Speaks(TcpStream, mpsc::Sender<()>);
+/// Says when the client has spoken. Its last word, which connects it, follows that of one that came later.
+struct Speaks {
+    stream: TcpStream,
+    has_spoken: bool,
+    says: mpsc::Sender<()>,
+    later: Option<mpsc::Receiver<()>>,
+}
 
 impl Read for Speaks {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.0.read(bytes)
+        self.stream.read(bytes)
     }
 }
 
 impl Write for Speaks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.0.write(bytes);
-        // The other end is gone when all have spoken.
-        let _ = self.1.send(());
+        if self.has_spoken
+            && let Some(later) = self.later.take()
+        {
+            later.recv().unwrap();
+        }
+        self.has_spoken = true;
+        let written = self.stream.write(bytes);
+        // Of the one that came first, nobody listens.
+        let _ = self.says.send(());
         written
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.stream.flush()
     }
 }
 
 impl DeadlineStream for Speaks {
     fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
-        self.0.set_deadline(deadline)
+        self.stream.set_deadline(deadline)
     }
 }
 
 impl AsFd for Speaks {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -61,13 +72,15 @@ type Client = (SocketAddr, thread::JoinHandle<Stream>);
 /// Clients that have come in this order, have spoken in another one, and wait for the server.
 fn clients(hub: &Hub, address: SocketAddr) -> Vec<Client> {
     let arrived: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
-    let speak = |tcp: TcpStream| {
-        let (from, hub) = (tcp.local_addr().unwrap(), hub.clone());
-        let (speaks, has_spoken) = mpsc::channel();
-        let stream = Speaks(tcp, speaks);
+    let mut later = None;
+    let speak = |stream: TcpStream| {
+        let (from, hub) = (stream.local_addr().unwrap(), hub.clone());
+        let (says, said) = mpsc::channel();
+        let stream = Speaks { stream, has_spoken: false, says, later: later.take() };
         let connects = move || Stream::over(&hub, stream, Role::Connects, soon()).unwrap();
         let client = (from, thread::spawn(connects));
-        has_spoken.recv().unwrap();
+        said.recv().unwrap();
+        later = Some(said);
         client
     };
     let mut clients: Vec<_> = arrived.into_iter().rev().map(speak).collect();

@@ -398,7 +398,8 @@ fn what_a_task_has_written_arrives_though_nobody_polls_its_runtime() {
 fn what_a_driver_leaves_is_told_to_others() {
     const MESSAGES: usize = 2000;
     let many = |hub: HubBuilder| {
-        hub.chunk(64).receives(MESSAGES as u32).sends(MESSAGES as u32).max_connections(2)
+        let hub = hub.chunk(64).max_connections(2).keep_alive(10 * PATIENCE);
+        hub.receives(MESSAGES as u32).sends(MESSAGES as u32)
     };
     let host = Host::with(many);
     // On the same device, so that all is known to have arrived.
