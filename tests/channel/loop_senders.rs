@@ -256,6 +256,31 @@ fn a_place_is_free_when_next_ended_has_returned_its_operation() {
     loops.finish();
 }
 
+/// The loop has what it found while it removed another channel: the slot is not free for a sender.
+#[test]
+fn a_channel_whose_sends_have_ended_has_a_sender_once_they_are_returned() {
+    let (mut loops, _, _, _sender) = rig(manual());
+    let (channel, peer) = loops.connect();
+    let (other, _) = loops.connect();
+    loops.receive(peer, 1);
+    loops.send(channel, 1, 1);
+    loops.device.run();
+    loops.send(other, 2, 2);
+    loops.here.remove(other).unwrap();
+    assert_eq!(loops.here.in_flight(channel), 0);
+    let refused = loops.here.channel_sender(channel).unwrap_err();
+    assert!(refused.to_string().contains("has not returned"), "{refused}");
+    assert_eq!(next(&mut loops.here).token, 1);
+    let sender = loops.here.channel_sender(channel).unwrap();
+    assert_eq!(next(&mut loops.here).token, 2);
+    loops.receive(peer, 3);
+    sender.post(SendWorkRequest::new(loops.filled(3)), 3).unwrap();
+    loops.device.run();
+    assert_eq!(next(&mut loops.here).token, 3);
+    assert!(loops.here.next_ended().unwrap().is_none());
+    loops.finish();
+}
+
 #[test]
 fn a_loop_sleeps_while_there_is_a_sender() {
     let (mut loops, _, peer, sender) = rig(Software::on_sockets());
@@ -278,7 +303,7 @@ fn what_has_no_sender() {
     loops.send(channel, 1, 1);
     let code = |error: ibverbs::Error| error.raw_os_error().unwrap();
     let sender = loops.here.channel_sender(channel);
-    assert!(sender.unwrap_err().to_string().contains("in flight"));
+    assert!(sender.unwrap_err().to_string().contains("has not returned"));
     let unconnected = loops.prepare(&loops.here).build().unwrap();
     let unconnected = loops.here.add_prepared(unconnected).unwrap();
     assert_eq!(code(loops.here.channel_sender(unconnected).unwrap_err()), libc::EINVAL);

@@ -78,3 +78,11 @@ fn an_operation_is_taken_once() {
     let takes = |world: &World| world.take(1);
     in_every_order(World::with_one, [takes, takes], |world| assert_eq!(world.taken(), [0, 1, 0]));
 }
+
+#[test]
+fn a_number_with_a_mark_is_of_no_place() {
+    let takes = |world: &World| {
+        [1 << 30, 1 << 31].map(|mark| assert!(world.ring.take(1 | mark).is_none()));
+    };
+    in_every_order(World::new, [takes, takes], |_| ());
+}

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 
-use super::slots::{ONE, index_of};
+use super::slots::ONE;
 use crate::base::sync::{AtomicU64, Ordering};
 
 /// Beside the place's latest number: no operation is there. No index has these bits.
@@ -39,7 +39,8 @@ impl<T> Ring<T> {
     }
 
     fn place(&self, number: u64) -> Option<&Place<T>> {
-        self.places.get(index_of(number).wrapping_sub(self.first) as usize)
+        // All of its low bits, so that a number with a mark is of no place.
+        self.places.get((number as u32).wrapping_sub(self.first) as usize)
     }
 
     /// Puts an operation into this place, counted from 0, and returns its number.

@@ -14,13 +14,14 @@ use super::members::unknown;
 use super::post::{checked_list, queue_index};
 use super::ring::Ring;
 use super::sends::{Posting, Sends};
-use super::slots::{NEVER_FREE, State, index_of, no_memory};
+use super::slots::{List, NEVER_FREE, State, index_of, no_memory};
 use super::table::{Entry, Table};
 use super::waking::LoopWaker;
 use crate::base::debug::debug;
 use crate::base::error::{Error, Result};
 use crate::base::ffi;
 use crate::base::sync::Mutex;
+use crate::base::trace::Hold;
 use crate::channel::parts::{Operation, OwnTemplates, Queue};
 use crate::channel::{OperationError, OwnedBuffer, TransportError, WorkRequest};
 use crate::verbs::memory::keep;
@@ -88,6 +89,9 @@ impl<B> LoopSender<'_, B> {
         let returned = unsafe { operation.post(&sends.target, templates, number, list.as_mut()) };
         if returned != 0 {
             let failed = (R::Operation::VERB, returned);
+            // A subscriber is told after the lock.
+            let _events = Hold::new();
+            let mut posting = posting;
             return Err(sends.post_failed(&mut posting, number, failed));
         }
         posting.next = if posting.next + 1 == sends.ring.len() { 0 } else { posting.next + 1 };
@@ -142,8 +146,8 @@ impl<'res, B> Loop<'res, B> {
     ///
     /// # Errors
     ///
-    ///  - `EINVAL`: the loop has no such channel (any more), it is not connected, it was stopped, or it has sends in
-    ///    flight.
+    ///  - `EINVAL`: the loop has no such channel (any more), it is not connected, it was stopped, or it has sends that
+    ///    `next_ended` has not returned.
     ///  - `EOPNOTSUPP`: it has [flow control](crate::ChannelBuilder::flow_control), or it is a datagram end.
     ///  - Those of [`waker`](Self::waker).
     pub fn channel_sender(&mut self, channel: ChannelId) -> Result<LoopSender<'res, B>> {
@@ -165,18 +169,20 @@ impl<'res, B> Loop<'res, B> {
             let reason = "datagram ends and channels with flow control post on their loop alone";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
-        let slots = first_slot..first_slot + sends;
-        let busy = table.in_flight(slots.clone()) > 0;
-        Error::invalid_if(busy, VERB, "the channel has sends in flight")?;
+        let slots = first_slot as usize..(first_slot + sends) as usize;
+        let is_busy = table.slots[slots.clone()].iter().any(|slot| slot.state != State::Free);
+        let reason = "the channel has sends that next_ended has not returned";
+        Error::invalid_if(is_busy, VERB, reason)?;
         let more = (index + 1).saturating_sub(table.senders.len());
         table.senders.try_reserve(more).map_err(|_| no_memory())?;
-        let numbers = &table.slots[slots.start as usize..slots.end as usize];
+        let numbers = &table.slots[slots];
         let ring = Ring::new(numbers.iter().map(|slot| slot.number));
         let posting = Posting { templates: OwnTemplates::new(), next: 0, ended: None };
         let sends = Arc::new(Sends { core, target, ring, posting: Mutex::new(posting) });
         table.senders.resize(table.senders.len() + more, None);
         table.senders[index] = Some(sends.clone());
-        table.cold[index].has_sender = true;
+        let cold = &mut table.cold[index];
+        (cold.has_sender, cold.covering, cold.unsignaled) = (true, NEVER_FREE, List::default());
         table.entries[index].next[queue_index(Queue::Send)] = NEVER_FREE;
         Ok(LoopSender { sends, waker, of: PhantomData })
     }

@@ -50,8 +50,11 @@ impl<B> Sends<B> {
             let _ = self.core.modify(ffi::ibv_qp_state::IBV_QPS_ERR);
             return OperationError::from(error);
         }
+        // Of a device that has completed it too, the loop has it.
         let buffer = self.ring.take(number).map(|(_, buffer)| buffer);
-        self.ring.free(number);
+        if buffer.is_some() {
+            self.ring.free(number);
+        }
         OperationError { error, buffer }
     }
 }

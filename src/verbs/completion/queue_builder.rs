@@ -135,8 +135,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     ///
     /// No two calls that concern the queue overlap, on two threads or within the closure of
     /// [`ExtendedPoller::poll`](crate::completion::ExtendedPoller::poll). Such calls are all methods of the queue, of
-    /// its poller, and of channels that share it; and destroying a queue pair or shared receive queue that completes to
-    /// it, or changing its state.
+    /// its poller, of channels that share it, and of senders of these ([`LoopSender`](crate::event_loop::LoopSender)); and
+    /// destroying a queue pair or shared receive queue that completes to it, or changing its state.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
     pub unsafe fn single_threaded(mut self) -> Self {
         self.flags |= ffi::ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED;

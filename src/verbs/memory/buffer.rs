@@ -107,7 +107,7 @@ use std::ptr::NonNull;
 /// lives.
 ///
 /// `gather` and `scatter` only return the elements. They run while a channel, a loop or a reactor is in use:
-/// one that uses the same may wait for ever. If one panics, the value is leaked.
+/// one that uses the same may wait for ever. If one panics, the value is leaked or dropped.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that the device can read",
     label = "a slice of a region is needed here, such as `region.slice(..)?`",
