@@ -154,6 +154,4 @@ contenders!(c_plain_w21 c_tuned_w21 c_tuned_w22 c_tuned_w24 c_tuned_w26);
 unsafe extern "C" {
     /// Runs two threads, each with handles of its own.
     pub(crate) fn c_tuned_w23(one: *mut Handles, two: *mut Handles, operations: u64) -> i64;
-    /// Posts by this many threads, while this one polls.
-    pub(crate) fn c_senders(handles: *mut Handles, threads: u32, operations: u64) -> i64;
 }

@@ -14,6 +14,7 @@
 mod allocator;
 mod c;
 mod channel;
+mod contended;
 mod contenders;
 mod events;
 mod loops;
@@ -81,7 +82,7 @@ fn time_senders(layer: &str, threads: &str, operations: &str) -> Result<(), Stri
     if !(1..=64).contains(&threads) || operations == 0 {
         return Err("there are 1 to 64 threads, and at least one send".to_owned());
     }
-    let took = senders::contended(layer, threads, operations)?;
+    let took = contended::run_layer(layer, threads, operations)?;
     println!("{:.1}", took.as_nanos() as f64 / operations as f64);
     Ok(())
 }

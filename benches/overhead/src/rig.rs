@@ -46,13 +46,6 @@ impl Rig {
         Self::build(context, queue, None, SendOperations::empty(), false)
     }
 
-    /// A rig with room for more completions, which are what the device counts.
-    pub(crate) fn deep(depth: u32) -> Self {
-        let context = context();
-        let queue = CompletionQueue::new(&context, depth).expect("a completion queue");
-        Self::build(&context, queue, None, SendOperations::empty(), false)
-    }
-
     /// A rig whose queue pair takes shared receives.
     pub(crate) fn of_shared_receives() -> Self {
         let context = context();
@@ -89,7 +82,7 @@ impl Rig {
         Self::build(&context, queue, None, SendOperations::SEND, false)
     }
 
-    fn build(
+    pub(crate) fn build(
         context: &Arc<Context<'static>>,
         queue: CompletionQueue<'static>,
         channel: Option<Arc<CompletionChannel<'static>>>,

@@ -23,6 +23,7 @@ mod rails;
 mod reactor;
 mod rig;
 mod rpc;
+mod senders;
 mod server;
 mod server_futures;
 mod server_loop;
