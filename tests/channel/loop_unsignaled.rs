@@ -1,13 +1,17 @@
 //! Sends of a loop without completions of their own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use ibverbs::channel::{AnyBuffer, OwnedBuffer};
+use ibverbs::memory::{GatherBuffer, ScatterBuffer};
 use ibverbs::{
-    ChannelId, OperationError, PooledBuffer, RemoteMemoryRegion, SendWorkRequest, TransportError,
-    WorkStatus, WriteWorkRequest,
+    ChannelId, Loop, OperationError, PooledBuffer, ReceiveWorkRequest, RemoteMemoryRegion,
+    SendWorkRequest, TransportError, WorkStatus, WriteWorkRequest,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
+use crate::loop_unsignaled_orders::within_minutes;
 use crate::loops::{Loops, next};
 use crate::pair::TestDevice;
 use crate::software::Software;
@@ -223,5 +227,156 @@ fn a_refused_post_changes_nothing() {
         ended.result().unwrap();
         drop(next(&mut loops.peers));
     }
+    loops.finish();
+}
+
+/// Sends behind them are accepted, and end with errors.
+#[test]
+fn a_queue_has_room_again_after_a_failure_behind_them() {
+    within_minutes(|| {
+        for breaks in [true, false] {
+            let mut loops = Loops::on(manual());
+            let (one, two) =
+                crate::pair::connect(loops.prepare(&loops.here), loops.prepare(&loops.peers));
+            let (number, peer) = (one.number(), loops.peers.add(two).unwrap());
+            let channel = loops.here.add(one).unwrap();
+            let receive = ReceiveWorkRequest::new(loops.filled(0));
+            loops.here.post(channel, receive, 9).unwrap();
+            for token in 0..2 {
+                loops.receive(peer, token);
+            }
+            post(&mut loops, channel, 0).unwrap();
+            if breaks {
+                post(&mut loops, channel, 1).unwrap();
+                loops.device.run();
+                loops.device.break_qp(number);
+            } else {
+                loops.device.fail("ring_doorbell").errno(libc::EACCES).times(1);
+                assert!(post(&mut loops, channel, 1).unwrap_err().buffer.is_none());
+            }
+            let mut tokens: Vec<_> = (0..3).map(|_| next(&mut loops.here).token).collect();
+            tokens.sort_unstable();
+            assert_eq!(tokens, [0, 1, 9]);
+            assert!(loops.here.next_ended().unwrap().is_none());
+            assert_eq!((loops.here.in_flight(channel), loops.out()), (0, 2));
+            for token in 2..6 {
+                loops.send(channel, 1, token);
+            }
+            for token in 2..6 {
+                let ended = next(&mut loops.here);
+                assert_eq!(ended.token, token);
+                assert!(ended.result().is_err());
+            }
+            loops.finish();
+        }
+    });
+}
+
+#[test]
+fn a_channel_that_is_taken_out_and_stopped_returns_them() {
+    for stops in [true, false] {
+        let (mut loops, channel, peer) = rig(manual());
+        loops.receive(peer, 0);
+        post(&mut loops, channel, 0).unwrap();
+        loops.device.run();
+        let detached = loops.here.take_out(channel).unwrap();
+        if stops {
+            detached.stop().unwrap();
+        }
+        loops.device.run();
+        let ended = next(&mut loops.here);
+        assert_eq!((ended.token, ended.result().is_ok()), (0, !stops));
+        drop(ended);
+        assert!(loops.here.next_ended().unwrap().is_none());
+        assert_eq!(loops.here.in_flight(channel), 0);
+        if stops {
+            loops.here.end_destroyed(detached.destroy()).unwrap();
+        } else {
+            loops.here.put_back(detached).unwrap();
+            loops.receive(peer, 1);
+            loops.send(channel, 1, 1);
+            loops.device.run();
+            assert_eq!(next(&mut loops.here).token, 1);
+        }
+        loops.finish();
+    }
+}
+
+#[test]
+fn a_sign_of_life_returns_them() {
+    let (mut loops, channel, peer) = rig(manual());
+    for token in 0..4 {
+        loops.receive(peer, token);
+    }
+    for round in 0..3 {
+        post(&mut loops, channel, round).unwrap();
+        for _ in 0..2 {
+            loops.here.keep_alive(channel).unwrap();
+            assert_eq!(loops.here.in_flight(channel), 2, "one write is enough");
+        }
+        loops.device.run();
+        assert_eq!(next(&mut loops.here).token, round);
+        assert!(loops.here.next_ended().unwrap().is_none());
+        assert_eq!(loops.here.in_flight(channel), 0);
+    }
+    loops.finish();
+}
+
+/// A buffer whose memory the program does not name.
+#[derive(Debug)]
+struct Unnamed;
+
+// SAFETY: it names no memory.
+unsafe impl GatherBuffer for Unnamed {
+    type List = [ibverbs::ffi::ibv_sge; 1];
+    type Kept = Self;
+
+    fn gather(&self) -> ibverbs::Result<Self::List> {
+        panic!("the buffer")
+    }
+}
+
+// SAFETY: as above.
+unsafe impl ScatterBuffer for Unnamed {
+    fn scatter(&mut self) -> ibverbs::Result<Self::List> {
+        self.gather()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl OwnedBuffer for Unnamed {}
+
+#[test]
+fn a_panic_of_a_buffer_takes_no_completion_from_other_sends() {
+    let loops = Loops::on(manual());
+    let mut here = Loop::<AnyBuffer>::new(loops.domain.context_parent(), 64).unwrap();
+    let mut add = || {
+        let (one, two) = crate::pair::connect(loops.prepare(&here), loops.prepare(&here));
+        here.add(two).unwrap();
+        here.add(one).unwrap()
+    };
+    let (channel, other) = (add(), add());
+    let nothing = || WriteWorkRequest::new((), RemoteMemoryRegion::new(0, 0, 0).unwrap());
+    let panics = |here: &mut Loop<'static, AnyBuffer>, unsignaled: bool| {
+        let request = SendWorkRequest::new(Unnamed);
+        let posted = catch_unwind(AssertUnwindSafe(|| match unsignaled {
+            true => here.post_unsignaled(channel, request, 9),
+            false => here.post(channel, request, 9),
+        }));
+        assert!(posted.is_err());
+    };
+    panics(&mut here, true);
+    here.post(other, nothing(), 0).unwrap();
+    here.post_unsignaled(channel, nothing(), 1).unwrap();
+    panics(&mut here, true);
+    panics(&mut here, false);
+    here.post(channel, nothing(), 2).unwrap();
+    loops.device.run();
+    let mut tokens: Vec<_> = (0..3).map(|_| next(&mut here).token).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, [0, 1, 2]);
+    assert!(here.next_ended().unwrap().is_none());
+    assert_eq!((here.in_flight(channel), here.in_flight(other)), (0, 0));
+    drop(here);
     loops.finish();
 }

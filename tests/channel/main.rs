@@ -21,6 +21,7 @@ mod loop_posts;
 mod loop_senders;
 mod loop_shared;
 mod loop_unsignaled;
+mod loop_unsignaled_orders;
 mod loop_waking;
 mod loops;
 #[path = "../support/lost_doorbell.rs"]

@@ -295,11 +295,14 @@ impl<'res, B> Loop<'res, B> {
             return;
         }
         let cold = &self.table.cold[channel.index()];
-        let (has_failed, is_covered) = (cold.has_failed, cold.covering != NEVER_FREE);
-        let is_connected = is_connected && !is_covered;
+        let (has_failed, last) = (cold.has_failed, cold.unsignaled.last);
+        let lacks = self.table.covering(channel).is_some();
         let entry = &mut self.table.entries[channel.index()];
         for (queue, opens) in [(Queue::Send, is_connected), (Queue::Receive, !has_failed)] {
-            let first = entry.first_of(queue);
+            let first = match queue {
+                Queue::Send if lacks => last,
+                _ => entry.first_of(queue),
+            };
             let next = &mut entry.next[queue_index(queue)];
             if opens && *next == NEVER_FREE {
                 *next = first;

@@ -159,6 +159,10 @@ impl<'res, B> Loop<'res, B> {
     ///  - `EINVAL`: the loop has no such channel (any more), it is out already, or the id is of shared receives or of a
     ///    datagram end, which has no peer to connect to.
     ///
+    /// If the last sends have [no completion](Self::post_unsignaled), this writes 0 bytes to the peer, as
+    /// [`keep_alive`](Self::keep_alive) does, so that they come back. The peer must allow
+    /// [`REMOTE_WRITE`](crate::AccessFlags::REMOTE_WRITE) then.
+    ///
     /// A [`LoopSender`](super::LoopSender) of the channel posts nothing any more: ask for another when it is back.
     pub fn take_out(&mut self, channel: ChannelId) -> Result<DetachedChannel<'res>> {
         const VERB: &str = "ibv_modify_qp";
@@ -170,6 +174,8 @@ impl<'res, B> Loop<'res, B> {
             return Err(self.without_link(channel, VERB));
         };
         self.table.end_sender(channel.index(), TransportError::NotConnected);
+        // Nothing could be posted behind them.
+        self.table.flush_unsignaled(channel);
         self.table.entries[channel.index()].next = [NEVER_FREE; 2];
         // The verbs will change the core.
         let core = self.table.cold[channel.index()].core.take();

@@ -105,7 +105,7 @@ impl<B> Table<B> {
     fn end_removed(&mut self, index: u32, status: ffi::ibv_wc_status) {
         let channel = self.slots[index as usize].channel;
         let cold = &mut self.cold[channel.index()];
-        (cold.unposted, cold.unsignaled, cold.covering) = Default::default();
+        (cold.unposted, cold.unsignaled) = Default::default();
         self.finish(index, &ffi::ibv_wc { status, ..Default::default() });
     }
 

@@ -7,14 +7,11 @@ use super::Loop;
 use super::credit_waiters::Look;
 use super::ended::ChannelId;
 use super::post::queue_index;
-use super::slots::{ONE, State};
 use super::table::Table;
 use crate::base::ffi;
-use crate::channel::parts::{Core, Operation, Queue, Templates, check_reliable, nowhere};
+use crate::channel::parts::{Core, Queue, check_reliable};
 use crate::channel::{TransportError, TransportResult};
 use crate::verbs::completion::WorkCompletion;
-use crate::verbs::operation::WriteWorkRequest;
-use crate::verbs::operation::sealed::Request;
 
 impl<B> Loop<'_, B> {
     /// The number of messages that the channel may send: see [`Channel::credits`](crate::Channel::credits).
@@ -39,7 +36,8 @@ impl<B> Loop<'_, B> {
         self.table.credit_pause()
     }
 
-    /// `ibv_post_send`: writes 0 bytes to the peer if no send, write, read or atomic of the channel is in flight: see
+    /// `ibv_post_send`: writes 0 bytes to the peer if no send, write, read or atomic of the channel is in flight, or the last of
+    /// them has [no completion](Self::post_unsignaled), which this one then returns: see
     /// [`Channel::keep_alive`](crate::Channel::keep_alive). If the peer is gone, everything in flight ends with errors,
     /// and the next call reports it.
     ///
@@ -48,6 +46,8 @@ impl<B> Loop<'_, B> {
     ///  - Those of [`Channel::keep_alive`](crate::Channel::keep_alive).
     ///  - [`NotConnected`](TransportError::NotConnected): the channel is not connected yet.
     ///  - [`Closed`](TransportError::Closed): it was removed.
+    ///  - [`Verbs`](TransportError::Verbs): `EINVAL`: a [`LoopSender`](super::LoopSender) posts the channel's sends, and has none
+    ///    in flight. The channel is well.
     #[doc(alias = "ibv_post_send")]
     pub fn keep_alive(&mut self, channel: ChannelId) -> TransportResult<()> {
         if !self.sign_of_life(channel)? {
@@ -68,7 +68,7 @@ impl<B> Loop<'_, B> {
         if let Some(error) = core.unreported.error.take() {
             return Err(error);
         }
-        if self.sends_in_flight(channel) > 0 {
+        if self.sends_in_flight(channel) > 0 && self.table.covering(channel).is_none() {
             return Ok(true);
         }
         match self.probe(channel) {
@@ -80,31 +80,20 @@ impl<B> Loop<'_, B> {
 
     fn probe(&mut self, channel: ChannelId) -> TransportResult<()> {
         let table = &mut self.table;
-        let entry = &table.entries[channel.index()];
-        let next = entry.next[queue_index(Queue::Send)];
-        let is_free = table.slots[next as usize].state == State::Free;
-        let Some(index) = Some(next).filter(|_| is_free).or_else(|| table.search(next)) else {
+        let next = table.place(channel);
+        let Some(at) = table.search(next) else {
+            let entry = &table.entries[channel.index()];
             return Err(entry.why_full(&table.cold[channel.index()], Queue::Send));
         };
-        let (operation, mut buffer) = WriteWorkRequest::new((), nowhere()).split();
-        let mut list = WriteWorkRequest::<()>::list(&mut buffer)?;
-        operation.check(&entry.limits, list.as_mut())?;
-        let slot = &mut table.slots[index as usize];
-        slot.number = slot.number.wrapping_add(ONE);
-        // SAFETY: as in `post_as`: the queue pair is live, and the loop owns the prepared requests. The write has no
-        // buffer.
-        let returned = unsafe {
-            operation.post(&entry.target, table.prepared.as_ptr(), slot.number, list.as_mut())
-        };
-        let failed = (returned != 0).then(|| ffi::failed("ibv_post_send", returned));
-        // SAFETY: the loop owns the prepared requests, and is borrowed exclusively.
-        let is_posted = returned == 0
-            || unsafe { Templates::may_be_posted(table.prepared.as_ptr(), Queue::Send) };
+        let (returned, is_posted) = table.post_probe(channel, at);
         if is_posted {
-            slot.state = State::Probe;
-            table.entries[channel.index()].next[queue_index(Queue::Send)] = slot.next;
+            table.entries[channel.index()].next[queue_index(Queue::Send)] =
+                table.slots[at as usize].next;
         }
-        let Some(error) = failed else { return Ok(()) };
+        if returned == 0 {
+            return Ok(());
+        }
+        let error = ffi::failed("ibv_post_send", returned);
         if is_posted {
             self.fail(channel, error.into());
         }

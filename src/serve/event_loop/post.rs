@@ -77,13 +77,16 @@ impl<B> Loop<'_, B> {
         // Each path below moves it on.
         let mut buffer = ManuallyDrop::new(buffer);
         let table = &mut self.table;
+        // The state is a constant. A caller that passes one of these two has found the channel.
+        let is_listed = matches!(state, State::Unsignaled | State::Covers);
+        let place = is_listed.then(|| table.place(channel));
         let entry = table.entries.get_mut(channel.index as usize);
         let Some(entry) = entry.filter(|entry| entry.generation == channel.generation) else {
             return Err(refused::<R, E>(TransportError::Closed, operation, buffer));
         };
         let queue = const { queue_index(R::Operation::QUEUE) };
-        let index = entry.next[queue] as usize;
-        // SAFETY: `next` of an entry is always the index of a slot.
+        let index = place.unwrap_or(entry.next[queue]) as usize;
+        // SAFETY: `next` of an entry is always the index of a slot, and so is a place.
         let slot = unsafe { table.slots.as_mut_ptr().add(index) };
         // SAFETY: as above, and nothing else accesses the slot: the loop is borrowed exclusively.
         if unsafe { (*slot).state } != State::Free {
@@ -106,6 +109,9 @@ impl<B> Loop<'_, B> {
             unsafe { (table.entries.get_unchecked_mut(channel.index as usize), &mut *slot) };
         let number = slot.number.wrapping_add(ONE);
         let kept = buffer.kept_length();
+        if state == State::Unsignaled {
+            table.prepared.set_signaled(false);
+        }
         // SAFETY: the channel was not removed, so its queue pair is live. The loop owns the prepared requests, and is
         // borrowed exclusively. An `OwnedBuffer` keeps its memory until it is dropped. It moves into the slot below,
         // where it stays until the device is done; nothing in between unwinds. Bytes that are not kept were copied by
@@ -113,6 +119,9 @@ impl<B> Loop<'_, B> {
         let returned = unsafe {
             operation.post(&entry.target, table.prepared.as_ptr(), number, list.as_mut())
         };
+        if state == State::Unsignaled {
+            table.prepared.set_signaled(true);
+        }
         // Even after a refusal, so that the next request has another number.
         slot.number = number;
         slot.token = token;
@@ -125,6 +134,9 @@ impl<B> Loop<'_, B> {
         entry.next[queue] = slot.next;
         slot.state = in_flight::<R>(state);
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
+        if is_listed {
+            table.list_unsignaled(index as u32);
+        }
         Ok(number)
     }
 
@@ -142,11 +154,11 @@ impl<B> Loop<'_, B> {
         B: LoopBuffer<R::Kept>,
     {
         let queue = const { queue_index(R::Operation::QUEUE) };
-        let request = match self.post_covering::<R, E>(channel, request, state, token) {
-            Ok(posted) => return posted,
-            Err(request) => request,
-        };
         let table = &mut self.table;
+        let may_cover = R::Operation::QUEUE == Queue::Send && state == State::Token;
+        if may_cover && table.covering(channel).is_some() {
+            return self.post_as(channel, request, State::Covers, token);
+        }
         if let Some(free) = table.search(table.entries[channel.index()].next[queue]) {
             table.entries[channel.index()].next[queue] = free;
             return self.post_as(channel, request, state, token);
@@ -210,6 +222,9 @@ impl<B> Loop<'_, B> {
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { in_flight::<R>(state) };
         slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
+        if matches!(state, State::Unsignaled | State::Covers) {
+            self.table.list_unsignaled(index as u32);
+        }
         self.fail(channel, error);
         Refused::new(error, None).into()
     }

@@ -14,7 +14,7 @@ use super::members::unknown;
 use super::post::{checked_list, queue_index};
 use super::ring::Ring;
 use super::sends::{Posting, Sends};
-use super::slots::{List, NEVER_FREE, State, index_of, no_memory};
+use super::slots::{NEVER_FREE, State, index_of, no_memory};
 use super::table::{Entry, Table};
 use super::waking::LoopWaker;
 use crate::base::debug::debug;
@@ -181,8 +181,7 @@ impl<'res, B> Loop<'res, B> {
         let sends = Arc::new(Sends { core, target, ring, posting: Mutex::new(posting) });
         table.senders.resize(table.senders.len() + more, None);
         table.senders[index] = Some(sends.clone());
-        let cold = &mut table.cold[index];
-        (cold.has_sender, cold.covering, cold.unsignaled) = (true, NEVER_FREE, List::default());
+        table.cold[index].has_sender = true;
         table.entries[index].next[queue_index(Queue::Send)] = NEVER_FREE;
         Ok(LoopSender { sends, waker, of: PhantomData })
     }

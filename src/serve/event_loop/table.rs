@@ -58,10 +58,8 @@ pub(super) struct ColdState {
     /// The queue pair is to be taken to ERR, which a channel that is out of its loop waits for.
     pub(super) must_flush: bool,
     pub(super) unposted: List,
-    /// Sends without completions and those that end them, in their order.
+    /// Sends without completions and those that end them, in their order; and keep-alives.
     pub(super) unsignaled: List,
-    /// The slot of the next send, which has a completion. `NEVER_FREE`: none before it lacks one.
-    pub(super) covering: u32,
     /// It was dropped while out of the loop, which destroys it when it comes back.
     pub(super) is_dropped: bool,
 }

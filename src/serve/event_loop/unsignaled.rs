@@ -1,15 +1,17 @@
 //! Sends without completions.
 //!
 //! The one after them has a completion, which ends them too. The slot after a send without completion is free, and kept for
-//! one with a completion, so that there is always room for what ends them.
+//! one with a completion, so that there is always room for what ends them. It is not stored: it follows the last in the list.
+
+use std::ffi::c_int;
 
 use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
 use super::post::queue_index;
-use super::slots::{NEVER_FREE, ONE, State};
+use super::slots::{NEVER_FREE, ONE, Slot, State};
 use super::table::Table;
 use crate::base::ffi;
-use crate::channel::parts::{Operation, Queue, Refused, Templates, nowhere};
+use crate::channel::parts::{Operation, Queue, Templates, nowhere};
 use crate::channel::{OperationError, OwnedBuffer, WorkRequest};
 use crate::verbs::operation::sealed::Request as _;
 use crate::verbs::operation::{SendQueueRequest, WriteWorkRequest};
@@ -38,69 +40,43 @@ impl<B> Loop<'_, B> {
         R::Kept: OwnedBuffer,
         B: LoopBuffer<R::Kept>,
     {
-        let table = &mut self.table;
-        let Some(entry) = table.entry(channel) else { return self.post(channel, request, token) };
-        let covering = table.covering(channel);
-        let at = if covering != NEVER_FREE { covering } else { entry.next[SEND] };
-        let is_free = |slot: u32| table.slots[slot as usize].state == State::Free;
-        let next = table.slots[at as usize].next;
-        if next == at || !is_free(at) || !is_free(next) {
-            return self.post(channel, request, token);
+        let table = &self.table;
+        if table.entry(channel).is_some() {
+            let place = &table.slots[table.place(channel) as usize];
+            let next = &table.slots[place.next as usize];
+            let has_two = place.state == State::Free && next.state == State::Free;
+            if has_two && !std::ptr::eq(place, next) {
+                return self.post_as(channel, request, State::Unsignaled, token).map(drop);
+            }
         }
-        table.entries[channel.index()].next[SEND] = at;
-        table.prepared.set_signaled(false);
-        let posted = self.post_as(channel, request, State::Unsignaled, token);
-        self.table.prepared.set_signaled(true);
-        self.table.list_unsignaled(channel, at);
-        posted.map(drop)
-    }
-
-    /// Posts a request that ends those without completions before it. Returns it if there are none.
-    pub(super) fn post_covering<R: WorkRequest, E: From<Refused<R>>>(
-        &mut self,
-        channel: ChannelId,
-        request: R,
-        state: State,
-        token: u64,
-    ) -> Result<Result<u64, E>, R>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
-        let table = &mut self.table;
-        let at = table.covering(channel);
-        if R::Operation::QUEUE != Queue::Send || at == NEVER_FREE || state != State::Token {
-            return Err(request);
-        }
-        table.entries[channel.index()].next[SEND] = at;
-        table.cold[channel.index()].covering = NEVER_FREE;
-        let posted = self.post_as(channel, request, State::Covers, token);
-        self.table.list_unsignaled(channel, at);
-        Ok(posted)
+        self.post(channel, request, token)
     }
 }
 
 impl<B> Table<B> {
-    fn covering(&self, channel: ChannelId) -> u32 {
-        let cold = &self.cold[channel.index()];
-        if cold.core.is_some() && cold.stopped.is_none() { cold.covering } else { NEVER_FREE }
+    /// The free slot that is kept behind a send without completion. `None`: the last one listed has a completion.
+    pub(super) fn covering(&self, channel: ChannelId) -> Option<u32> {
+        let list = self.cold[channel.index()].unsignaled;
+        let last = self.slots.get(list.last as usize).filter(|_| !list.is_empty())?;
+        let is_kept = |next: u32| self.slots[next as usize].state == State::Free;
+        Some(last.next).filter(|&next| last.state == State::Unsignaled && is_kept(next))
     }
 
-    /// After a post at this slot: if it succeeded, it is in the list. The next one has a completion, as long as the last in the list
-    /// has none.
-    fn list_unsignaled(&mut self, channel: ChannelId, at: u32) {
-        let Self { slots, cold, entries, .. } = self;
-        let (cold, entry) = (&mut cold[channel.index()], &mut entries[channel.index()]);
-        if slots[at as usize].state != State::Free {
-            cold.unsignaled.push(slots, at);
+    /// Where the channel's next send goes. `NEVER_FREE`: the queue is closed.
+    pub(super) fn place(&self, channel: ChannelId) -> u32 {
+        match self.entries[channel.index()].next[SEND] {
+            NEVER_FREE => NEVER_FREE,
+            next => self.covering(channel).unwrap_or(next),
         }
-        let list = cold.unsignaled;
-        let lacks = !list.is_empty() && slots[list.last as usize].state == State::Unsignaled;
-        // A failed post may have closed the queue.
-        let next = std::mem::replace(&mut cold.covering, NEVER_FREE).max(entry.next[SEND]);
-        if lacks && cold.stopped.is_none() {
-            (cold.covering, entry.next[SEND]) = (next, NEVER_FREE);
+    }
+
+    /// After a send without completion, the queue looks full to `post`, which then asks for the kept slot.
+    pub(super) fn list_unsignaled(&mut self, index: u32) {
+        let Slot { channel, state, .. } = self.slots[index as usize];
+        if state == State::Unsignaled {
+            self.entries[channel.index()].next[SEND] = index;
         }
+        self.cold[channel.index()].unsignaled.push(&mut self.slots, index);
     }
 
     /// Ends the sends without completions before this one of the list.
@@ -135,12 +111,15 @@ impl<B> Table<B> {
         }
     }
 
-    /// After the queue pair has been taken to ERR: a write of nothing, which is flushed behind sends without completions.
+    /// Posts a write of nothing behind sends without completions, if they are the last: they come back with it.
     pub(super) fn flush_unsignaled(&mut self, channel: ChannelId) {
-        let at = std::mem::replace(&mut self.cold[channel.index()].covering, NEVER_FREE);
-        if at == NEVER_FREE {
-            return;
+        if let Some(at) = self.covering(channel) {
+            self.post_probe(channel, at);
         }
+    }
+
+    /// Posts a write of nothing. Returns the errno value, and whether the device may have the request.
+    pub(super) fn post_probe(&mut self, channel: ChannelId, at: u32) -> (c_int, bool) {
         let (operation, _) = WriteWorkRequest::new((), nowhere()).split();
         let slot = &mut self.slots[at as usize];
         slot.number = slot.number.wrapping_add(ONE);
@@ -148,9 +127,12 @@ impl<B> Table<B> {
         // SAFETY: the queue pair is live, since its core is in the loop, and the loop is borrowed exclusively. There is no buffer.
         let returned = unsafe { operation.post(target, templates, slot.number, &mut []) };
         // SAFETY: as above.
-        if returned == 0 || unsafe { Templates::may_be_posted(templates, Queue::Send) } {
+        let is_posted =
+            returned == 0 || unsafe { Templates::may_be_posted(templates, Queue::Send) };
+        if is_posted {
             slot.state = State::Probe;
-            self.cold[channel.index()].unsignaled.push(&mut self.slots, at);
+            self.list_unsignaled(at);
         }
+        (returned, is_posted)
     }
 }
