@@ -135,7 +135,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     ///
     /// No two calls that concern the queue overlap, on two threads or within the closure of
     /// [`ExtendedPoller::poll`](crate::completion::ExtendedPoller::poll). Such calls are all methods of the queue, of
-    /// its poller, of channels that share it, and of senders of these ([`LoopSender`](crate::event_loop::LoopSender)); and
+    /// its poller, of channels that share it, and of senders of these (`LoopSender`); and
     /// destroying a queue pair or shared receive queue that completes to it, or changing its state.
     #[doc(alias = "IBV_CREATE_CQ_ATTR_SINGLE_THREADED")]
     pub unsafe fn single_threaded(mut self) -> Self {

@@ -72,7 +72,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// With a thread domain, only one thread at a time uses the objects, including completion queues, that are created
     /// with the new domain or another one of that thread domain, although their types are `Sync`. A
-    /// [`LoopSender`](crate::event_loop::LoopSender) uses the queue pair of its channel.
+    /// `LoopSender` uses the queue pair of its channel.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn parent_domain(
         base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
