@@ -1,5 +1,4 @@
-//! A process that can open no more files: peers that are connecting go on, whoever accepts hears of it, and peers are accepted again
-//! when there are files.
+//! While a process can open no more files, `accept` says so, and peers that are connecting go on. When it can, it accepts peers again.
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};

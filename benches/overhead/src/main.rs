@@ -7,7 +7,8 @@
 //! `overhead run N W9 'W10 channel scope'` runs those of a workload, and another contender, for a profiler,
 //! or W14-10000, which no check compares.
 //!
-//! `overhead senders LAYER THREADS N` posts N sends by so many threads, while one polls: `c`, `sender` or `locked`.
+//! `overhead senders LAYER THREADS N` posts N sends from that many threads while another thread polls. LAYER: `c`, `sender` or
+//! `locked`.
 //!
 //! It fails where a contender allocates, or does not complete what it posts.
 

@@ -191,7 +191,7 @@ impl Connect for Ready {
     }
 }
 
-/// With no file left, clients are served that are there, others wait until there are files, and whoever stops the servers is heard.
+/// While the process can open no file, the server serves the clients that it has, lets new ones wait, and can be stopped.
 /// This test runs itself, with few files.
 #[tokio::test]
 async fn without_files_the_servers_serve_on() {

@@ -38,7 +38,7 @@ unsafe impl Ioctl for Create {
     }
 
     unsafe fn output_from_ptr(returned: IoctlOutput, _: *mut c_void) -> Result<OwnedFd> {
-        // SAFETY: the call has succeeded, so nobody else has the descriptor.
+        // SAFETY: the call has just made the descriptor, and returned it here alone.
         Ok(unsafe { OwnedFd::from_raw_fd(returned) })
     }
 }

@@ -51,7 +51,7 @@ pub(crate) use detached::{Detached, PendingDestroy, step};
 use members::Members;
 #[cfg(feature = "async")]
 pub(crate) use shared::shared_queue;
-use slots::State;
+use slots::{Slot, State};
 use table::Table;
 #[cfg(feature = "async")]
 pub(crate) use tasks::DeferredStep;
@@ -249,11 +249,11 @@ impl<'res, B> Loop<'res, B> {
         }
     }
 
-    /// Whether nothing will end by itself.
+    /// Whether nothing will end by itself. Where something will, one of the first slots mostly tells.
     fn is_idle(&self) -> bool {
-        let all = 0..self.table.slots.len() as u32;
-        let without = self.table.slots.iter().filter(|slot| slot.state == State::Unsignaled);
-        self.table.in_flight(all) == without.count()
+        let slots = &self.table.slots;
+        let ends = |slot: &Slot<B>| slot.state.is_in_flight() && slot.state != State::Unsignaled;
+        !slots.iter().any(ends) && self.table.sent_in_flight(&(0..slots.len() as u32)) == 0
     }
 
     #[cold]

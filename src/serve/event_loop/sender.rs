@@ -231,8 +231,15 @@ impl<B> Table<B> {
         }
     }
 
+    /// In flight of these slots, which are of one channel or of all.
     pub(super) fn sent_in_flight(&self, slots: &Range<u32>) -> usize {
-        let senders = self.senders.iter().flatten();
+        let ends = [slots.start, slots.end.wrapping_sub(1)];
+        let channels = ends.map(|at| self.slots.get(at as usize).map(|slot| slot.channel.index()));
+        let range = match channels {
+            [Some(first), Some(last)] if first == last => first..first + 1,
+            _ => 0..self.senders.len(),
+        };
+        let senders = self.senders.get(range).into_iter().flatten().flatten();
         let of_these = senders.filter(|sends| slots.contains(&sends.ring.first()));
         of_these.map(|sends| sends.ring.in_flight()).sum()
     }

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 })
 /// The path to an address.
 #[derive(Debug)]
 enum Path {
-    /// Through the kernel's network, since this time: nobody listens there, or the listener does not let us in.
+    /// Through the kernel's network, since this time: the peer's address has no listener, or its listener has refused us.
     Network(Instant),
     Ring(Connection),
 }
