@@ -8,9 +8,10 @@
 use std::io;
 use std::sync::Arc;
 
-use ibverbs::{AccessFlags, BufferPool, PooledBuffer, ProtectionDomain};
+use ibverbs::{AccessFlags, BufferPool, ChannelId, PooledBuffer, ProtectionDomain};
 
 use crate::config::Config;
+use crate::drivers::Drivers;
 
 pub(crate) struct Buffers {
     pools: Vec<BufferPool>,
@@ -22,12 +23,20 @@ pub(crate) struct Buffers {
     most: usize,
     /// The number of buffers that a caller has not found.
     wanted: usize,
+    pub(crate) starved: Starved<ChannelId>,
 }
 
 impl Buffers {
     pub(crate) fn new(config: &Config) -> Self {
         let most = config.most_buffers();
-        Self { pools: Vec::new(), chunk: config.chunk, count: 0, most, wanted: 0 }
+        let (pools, starved) = (Vec::new(), Starved::default());
+        Self { pools, chunk: config.chunk, count: 0, most, wanted: 0, starved }
+    }
+
+    /// Whether a stream waits for a buffer, and there is one.
+    #[inline]
+    pub(crate) fn can_feed(&self) -> bool {
+        !self.starved.is_empty() && self.pools.iter().any(|pool| pool.available() > 0)
     }
 
     pub(crate) fn take(&mut self) -> Option<PooledBuffer> {
@@ -70,6 +79,38 @@ impl Buffers {
                 Err(error)
             }
         }
+    }
+}
+
+/// The streams whose writers have found no buffer.
+///
+/// Buffers get free in many ways: a message has arrived, a stream fails or is dropped, a piece was read, more are registered. All
+/// of them happen with the hub's lock held, so whoever releases it looks whether there is one, and [wakes](Self::fed) those here.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Starved<I>(Vec<I>);
+
+impl<I> Default for Starved<I> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<I: PartialEq> Starved<I> {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, id: I) {
+        if !self.0.contains(&id) {
+            self.0.push(id);
+        }
+    }
+
+    /// There is a buffer. Returns all whose tasks are to be woken, since the first of them may not want it any more, and whether
+    /// threads that sleep are, as no completion need have told them.
+    pub(crate) fn fed(&mut self, drivers: &Drivers) -> (Vec<I>, bool) {
+        (std::mem::take(&mut self.0), drivers.threads > 0)
     }
 }
 

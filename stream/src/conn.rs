@@ -340,7 +340,7 @@ impl<B: Chunk> Conn<B> {
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
         let is_settled = !self.ends && !self.has_queued();
-        debug_assert!(!is_settled || !self.owes() && !self.has_dropped() && !self.is_over());
+        debug_assert!(!is_settled || !self.owes() && !self.is_over());
         is_settled
     }
 
@@ -461,11 +461,6 @@ impl<B: Chunk> Conn<B> {
         })
     }
 
-    /// Whether what was gathered may have been thrown away, and its buffer is another stream's to take.
-    pub(crate) fn has_dropped(&self) -> bool {
-        self.failure.is_some() || self.closed_in || self.resets
-    }
-
     /// Asks for gathered bytes to be posted at the next turn. Returns whether none are left.
     pub(crate) fn flush(&mut self) -> Result<bool, StreamError> {
         self.flushes = self.tail.is_some();
@@ -532,23 +527,24 @@ impl<B: Chunk> Conn<B> {
         }
     }
 
-    /// The program has dropped the stream, and has read all that has arrived or not.
-    pub(crate) fn close(&mut self, has_read_all: bool) {
+    /// The program has dropped the stream, and has read all that has arrived or not. Returns what it has not taken.
+    pub(crate) fn close(&mut self, has_read_all: bool) -> VecDeque<Piece<B>> {
+        let left = std::mem::take(&mut self.ready);
         if self.closing != Saying::No {
-            return;
+            return left;
         }
         self.ends = true;
-        if !has_read_all || !self.ready.is_empty() {
+        if !has_read_all || !left.is_empty() {
             self.reset();
         } else {
             self.shutdown();
             self.closing = Saying::Wanted;
         }
+        left
     }
 
     /// Tells the peer that nothing comes any more, and nothing is read.
     fn reset(&mut self) {
-        self.ready.clear();
         self.tail = None;
         (self.resets, self.ends) = (true, true);
         self.closing = Saying::Wanted;

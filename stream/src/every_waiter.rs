@@ -2,7 +2,7 @@
 //! and come back, runtimes end or are not polled any more, the hub is stopped. In any order, everybody wakes who has something to
 //! wake for.
 //!
-//! Who serves whom is decided by [`Drivers`] and [`Looks`], as in the hub. The rest is a model of the hub, of tokio and of the files
+//! Who serves whom is decided by [`Drivers`] and [`Looks`], and who is woken for a buffer by [`Starved`], as in the hub. The rest is a model of the hub, of tokio and of the files
 //! for which they sleep: each step here is what happens there with the lock held, or between two locks. A turn finds one operation at most.
 //! An event, and the hub's waker, tell all who sleep; a task or the helper that arms the queue takes what the others of them were
 //! told and have not looked at yet, and whoever polls after it has armed is told of what comes then.
@@ -12,6 +12,7 @@ use std::mem;
 
 use ::tokio::runtime::Builder;
 
+use crate::buffers::Starved;
 use crate::drivers::{Drivers, Look, Looks, RuntimeId};
 
 /// Somebody who waits.
@@ -55,7 +56,8 @@ struct Waiter {
     /// A task was woken, or a thread was told of something, since it has looked.
     is_told: bool,
     has_bytes: bool,
-    is_starved: bool,
+    /// Its stream has failed.
+    has_failed: bool,
 }
 
 impl Waiter {
@@ -67,7 +69,7 @@ impl Waiter {
             is_noted: false,
             is_told: false,
             has_bytes: false,
-            is_starved: false,
+            has_failed: false,
         }
     }
 }
@@ -109,6 +111,10 @@ struct World {
     /// What has not come yet.
     coming: Vec<Ended>,
     free: u8,
+    /// Buffers of other streams that come back without an operation: of bytes that wait for a credit when the stream is dropped or
+    /// fails, of a piece that is read, or of those that are being registered.
+    held: u8,
+    starved: Starved<usize>,
     owing: u32,
     has_accepted: bool,
     has_credits: bool,
@@ -130,6 +136,10 @@ enum Event {
     Accepts,
     StandsStill(usize),
     Ends(usize),
+    /// A call gives back a buffer.
+    GivesBack,
+    /// The stream of somebody who waits fails: its peer is gone.
+    Fails(usize),
     Stops,
 }
 
@@ -151,6 +161,8 @@ impl World {
             is_armed: false,
             coming: waiters.iter().enumerate().map(reads).chain([Ended::Credits]).collect(),
             free: 0,
+            held: are_starved(waiters).into(),
+            starved: Starved::default(),
             owing: 0,
             has_accepted: false,
             has_credits: false,
@@ -185,6 +197,11 @@ impl World {
 
     /// The lock is released.
     fn release(&mut self) {
+        if self.free > 0 && !self.starved.is_empty() {
+            let (starved, wakes_threads) = self.starved.fed(&self.drivers);
+            self.wakes_threads |= wakes_threads;
+            starved.into_iter().for_each(|index| self.wake_task(index));
+        }
         if mem::take(&mut self.wakes_threads) {
             self.tell_all();
         }
@@ -198,10 +215,13 @@ impl World {
         self.wakes_threads |= self.drivers.threads > 0;
     }
 
-    fn wake_tasks(&mut self, which: impl Fn(&Waiter) -> bool) {
-        for waiter in self.waiters.iter_mut().filter(|waiter| which(waiter)) {
-            waiter.is_told |= mem::take(&mut waiter.is_noted);
-        }
+    fn wake_task(&mut self, index: usize) {
+        let waiter = &mut self.waiters[index];
+        waiter.is_told |= mem::take(&mut waiter.is_noted);
+    }
+
+    fn wake_tasks(&mut self) {
+        (0..self.waiters.len()).for_each(|index| self.wake_task(index));
     }
 
     /// Returns how much it has found.
@@ -210,18 +230,10 @@ impl World {
         let Some(ended) = self.queue.pop_front() else { return 0 };
         match ended {
             Ended::Bytes(index) => {
-                let waiter = &mut self.waiters[index];
-                waiter.has_bytes = true;
-                waiter.is_told |= mem::take(&mut waiter.is_noted);
+                self.waiters[index].has_bytes = true;
+                self.wake_task(index);
             }
-            Ended::Send => {
-                self.free += 1;
-                if self.waiters.iter().any(|waiter| waiter.is_starved) {
-                    self.wake_threads();
-                    self.wake_tasks(|waiter| waiter.is_starved);
-                    self.waiters.iter_mut().for_each(|waiter| waiter.is_starved = false);
-                }
-            }
+            Ended::Send => self.free += 1,
             Ended::Credits => self.owing = 0,
         }
         1
@@ -229,15 +241,17 @@ impl World {
 
     /// Whether somebody has what it waits for.
     fn finds(&mut self, index: usize) -> bool {
-        let Self { waiters, free, is_stopped, .. } = self;
-        let waiter = &mut waiters[index];
-        match waiter.wants {
-            _ if *is_stopped => true,
-            Wants::Bytes => waiter.has_bytes,
+        let Waiter { wants, has_bytes, has_failed, .. } = self.waiters[index];
+        match wants {
+            _ if self.is_stopped || has_failed => true,
+            Wants::Bytes => has_bytes,
+            Wants::Buffer if self.free == 0 => {
+                self.starved.add(index);
+                false
+            }
             Wants::Buffer => {
-                waiter.is_starved = *free == 0;
-                *free = free.saturating_sub(1);
-                !waiter.is_starved
+                self.free -= 1;
+                true
             }
         }
     }
@@ -350,7 +364,7 @@ impl World {
 
     fn driver_ends(&mut self, runtime: usize, ids: &Ids) {
         if self.tasks[runtime].take().is_some() && self.drivers.end(ids[runtime]) {
-            self.wake_tasks(|_| true);
+            self.wake_tasks();
         }
         self.release();
     }
@@ -414,9 +428,23 @@ impl World {
                 }
                 self.driver_ends(runtime, ids);
             }
+            Event::GivesBack if self.held > 0 => {
+                self.held -= 1;
+                self.free += 1;
+                self.release();
+            }
+            Event::Fails(index)
+                if !self.waiters[index].has_failed
+                    && !matches!(self.waiters[index].phase, Phase::Done | Phase::Gone) =>
+            {
+                self.waiters[index].has_failed = true;
+                self.wake_task(index);
+                self.wake_threads();
+                self.release();
+            }
             Event::Stops if !self.is_stopped => {
                 self.is_stopped = true;
-                self.wake_tasks(|_| true);
+                self.wake_tasks();
                 self.wake_threads();
                 self.release();
                 self.tell_all();
@@ -458,6 +486,7 @@ impl World {
                 || !self.is_polled(index)
                 || matches!(waiter.who, Who::Foreign(Some(at)) if self.lives[at] == Life::StandsStill);
             let has = match waiter.wants {
+                _ if waiter.has_failed => true,
                 Wants::Bytes => arrived(Ended::Bytes(index)),
                 Wants::Buffer => self.free > 0,
             };
@@ -469,6 +498,11 @@ impl World {
         let is_sent = !self.has_credits || self.owing == 0 || self.is_stopped;
         assert!(is_sent, "bytes stay: {self:#?}");
     }
+}
+
+/// Whether all wait for buffers: then these come back in every way, and there is nothing else that is owed.
+fn are_starved(waiters: &[(Who, Wants)]) -> bool {
+    waiters.iter().all(|&(_, wants)| wants == Wants::Buffer)
 }
 
 /// Tries every order, and returns in how many states the world can be.
@@ -484,7 +518,12 @@ fn explore(waiters: &[(Who, Wants)], ids: &Ids) -> usize {
     // A stop in every state would double the states of all pairs.
     let is_stopped = waiters[0] == (Who::Thread, Wants::Buffer);
     let stops = is_stopped.then_some(Event::Stops);
-    let others: Vec<_> = arrives.chain(fates).chain([Event::Accepts]).chain(stops).collect();
+    let calls = if are_starved(waiters) {
+        vec![Event::GivesBack, Event::Fails(0)]
+    } else {
+        vec![Event::Accepts]
+    };
+    let others: Vec<_> = arrives.chain(fates).chain(calls).chain(stops).collect();
     let mut left = vec![World::new(waiters)];
     let mut known: HashSet<_> = left.iter().cloned().collect();
     while let Some(world) = left.pop() {
@@ -532,9 +571,12 @@ fn in_every_order_everybody_wakes_who_has_something_to_wake_for() {
     ];
     let mut count = 0;
     for (one, two) in pairs {
-        for wants in [Wants::Bytes, Wants::Buffer] {
-            count += explore(&[(one, wants), (two, Wants::Bytes)], &ids);
+        use Wants::{Buffer, Bytes};
+        for wants in [[Bytes, Bytes], [Buffer, Bytes], [Buffer, Buffer]] {
+            count += explore(&[(one, wants[0]), (two, wants[1])], &ids);
         }
     }
+    let three = [Who::Thread, task, outside];
+    count += explore(&three.map(|who| (who, Wants::Buffer)), &ids);
     assert!(count > 100_000, "{count}");
 }

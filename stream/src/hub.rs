@@ -207,7 +207,6 @@ impl Inner {
             let grown = growth.map(|growth| growth.register(&self.domain));
             let mut state = self.lock();
             grown.map_or(Ok(()), |grown| state.buffers.add(grown))?;
-            state.feed();
         }
     }
 
@@ -418,6 +417,7 @@ impl Drop for Guard<'_> {
                 || !state.ended.is_empty()
                 || state.wakes_threads
                 || state.buffers.are_wanted()
+                || state.buffers.can_feed()
                 || state.needs_helper())
         {
             self.attend();
@@ -430,6 +430,7 @@ impl Guard<'_> {
     #[cold]
     fn attend(&mut self) {
         let Some(mut state) = self.state.take() else { return };
+        state.feed();
         // Mostly it is one, and the list keeps its memory.
         let last = state.woken.pop();
         let woken = if state.woken.is_empty() { Vec::new() } else { mem::take(&mut state.woken) };
@@ -449,7 +450,6 @@ impl Guard<'_> {
             let mut state = self.inner.lock();
             // Writers that have found no buffer wait for one that comes back.
             let _ = state.buffers.add(grown);
-            state.feed();
         }
         woken.into_iter().chain(last).for_each(wake);
         if wakes_threads {

@@ -38,8 +38,6 @@ pub(crate) struct State {
     pub(crate) ended: Vec<(DetachedChannel<'static>, Option<PeerWatch>)>,
     /// The streams whose channels are being destroyed, or are to be.
     pub(crate) ending: Vec<ChannelId>,
-    /// The streams whose writers have found no buffer.
-    starved: VecDeque<ChannelId>,
     /// Streams that were dropped, with the time when they are given up, in order.
     lingering: VecDeque<(Instant, ChannelId)>,
     /// When a thread has last waited for `linger` in vain.
@@ -159,7 +157,6 @@ impl State {
             wakes_threads: false,
             ended: Vec::new(),
             ending: Vec::new(),
-            starved: VecDeque::new(),
             lingering: VecDeque::new(),
             lingered_until: None,
             kept: None,
@@ -226,9 +223,7 @@ impl State {
             && let Some(shared) = &mut self.shared
         {
             shared.posted += 1;
-            return;
         }
-        self.feed();
     }
 
     /// Looks for something, and polls until it is there, or nothing has ended.
@@ -292,9 +287,6 @@ impl State {
             }
         } else {
             drop(buffer);
-            if sent(token).is_data {
-                self.feed();
-            }
             let (Some(member), Ok(_)) = (self.member(id), &result) else {
                 return self.has_failed(id, result.err());
             };
@@ -368,22 +360,20 @@ impl State {
         if owes != mem::replace(&mut member.owes, owes) {
             self.owing = self.owing.wrapping_add_signed(if owes { 1 } else { -1 });
         }
-        let has_dropped = member.conn.has_dropped();
         if member.conn.is_over() {
             self.remove(id);
-        } else if has_dropped {
-            self.feed();
         }
     }
 
-    /// A buffer may be free: wakes all writers that have found none. The first of them may not want it any more.
+    /// Wakes the writers that have found no buffer, if there is one.
     pub(crate) fn feed(&mut self) {
-        if self.starved.is_empty() {
+        if !self.buffers.can_feed() {
             return;
         }
-        self.wake_threads();
-        while let Some(starved) = self.starved.pop_front() {
-            if let Some(member) = member(&mut self.members, starved) {
+        let (starved, wakes_threads) = self.buffers.starved.fed(&self.drivers);
+        self.wakes_threads |= wakes_threads;
+        for id in starved {
+            if let Some(member) = member(&mut self.members, id) {
                 self.woken.extend(member.writer.take());
             }
         }
@@ -422,14 +412,18 @@ impl State {
                 Err(error) if total == 0 => return Err(error),
                 filled => filled.unwrap_or(0),
             };
+            // A writer that takes nothing has nothing to wake for, itself included.
+            if filled == 0 {
+                break;
+            }
             total += filled;
             self.pump(id);
-            if filled == 0 || from.is_at_end() {
+            if from.is_at_end() {
                 break;
             }
         }
-        if total == 0 && is_starved && !self.starved.contains(&id) {
-            self.starved.push_back(id);
+        if total == 0 && is_starved {
+            self.buffers.starved.add(id);
         }
         self.stats.copied += total as u64;
         Ok((total > 0).then_some(total))
@@ -504,7 +498,8 @@ impl State {
         self.catch_up();
         let Some(member) = self.member(id) else { return true };
         let has_read_all = !member.has_unread;
-        member.conn.close(has_read_all);
+        let left = member.conn.close(has_read_all);
+        left.into_iter().filter_map(Piece::into_buffer).for_each(|buffer| self.recycle(buffer));
         self.pump(id);
         let is_gone = self.member(id).is_none();
         if !is_gone {
@@ -535,7 +530,6 @@ impl State {
         self.woken.extend(member.writer.take());
         let left: Vec<_> = member.conn.drain().collect();
         left.into_iter().for_each(|buffer| self.recycle(buffer));
-        self.feed();
         match self.lp.take_out(id) {
             // Its place is free when it is destroyed.
             Ok(channel) => {

@@ -2,6 +2,7 @@
 
 mod drivers;
 mod failures;
+mod few_buffers;
 mod few_files;
 mod handshakes;
 mod listeners;
