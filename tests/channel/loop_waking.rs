@@ -136,6 +136,30 @@ fn who_sleeps_on_the_descriptor_learns_of_an_event_that_another_takes() {
     loops.finish();
 }
 
+/// As the loop of the page does: it arms, finds nothing, and asks for the descriptor when it is about to sleep.
+#[test]
+fn a_descriptor_that_nobody_has_asked_for_yet_tells_of_an_event_that_another_takes() {
+    let device = FunctionDevice::model();
+    device.progress(Progress::Manual);
+    let mut loops = Loops::on(device);
+    let (channel, peer) = loops.connect();
+    loops.here.arm().unwrap();
+    assert!(loops.here.next_ended().unwrap().is_none());
+    let waiter = loops.here.waiter();
+    let armed = waiter.arm().unwrap();
+    loops.receive(peer, 1);
+    loops.send(channel, 1, 2);
+    loops.device.run();
+    assert!(armed.wait_until(late()).unwrap());
+    assert_eq!(next(&mut loops.here).token, 2);
+    assert!(is_readable(&loops.here), "it sleeps on");
+    loops.here.arm().unwrap();
+    assert!(!is_readable(&loops.here));
+    assert_eq!(next(&mut loops.peers).token, 1);
+    drop(waiter);
+    loops.finish();
+}
+
 #[test]
 fn a_wake_up_reaches_a_waiter_a_wait_and_the_descriptor() {
     let mut loops = Loops::on(FunctionDevice::make());

@@ -58,7 +58,7 @@ struct State {
     sleeping: usize,
     /// A thread sleeps elsewhere until the next event, which it was not told of.
     rearmed: bool,
-    /// `elsewhere` is readable.
+    /// `elsewhere` is readable, or will be when it is made.
     told: bool,
 }
 
@@ -175,14 +175,18 @@ impl Waiters {
             return Ok(elsewhere.as_fd());
         }
         let first = Waker::new()?;
-        Ok(self.elsewhere.get_or_init(|| first).as_fd())
+        let elsewhere = self.elsewhere.get_or_init(|| first);
+        if self.state().told {
+            elsewhere.wake();
+        }
+        Ok(elsewhere.as_fd())
     }
 
+    /// If the file is not made yet, it is readable when it is.
     fn tell(&self, state: &mut State) {
-        if let Some(elsewhere) = self.elsewhere.get()
-            && !state.told
+        if !std::mem::replace(&mut state.told, true)
+            && let Some(elsewhere) = self.elsewhere.get()
         {
-            state.told = true;
             elsewhere.wake();
         }
     }
