@@ -122,6 +122,19 @@ pub(crate) fn serve() {
     }
 }
 
+/// What Soft-RoCE has counted so far, of what it counts.
+fn counters() -> String {
+    let folder = "/sys/class/infiniband/rxe1/ports/1/hw_counters";
+    let Ok(files) = std::fs::read_dir(folder) else { return format!("no {folder}") };
+    let count = |file: std::fs::DirEntry| {
+        let value = std::fs::read_to_string(file.path()).unwrap_or_default();
+        let (name, value) = (file.file_name(), value.trim().to_owned());
+        (value != "0").then(|| format!(" {}={value}", name.to_string_lossy()))
+    };
+    let counts: String = files.flatten().filter_map(count).collect();
+    format!("Soft-RoCE counts{counts}")
+}
+
 /// Kills a program that runs in a group of its own, with what it has started.
 pub(crate) fn kill(program: &mut Child) {
     // SAFETY: a plain system call, for a child that was not waited for.
@@ -159,6 +172,9 @@ fn answer(line: &str, program: &mut Option<Child>) -> Vec<u8> {
             kill(&mut child);
             let mut output = Vec::new();
             child.stdout.take().unwrap().read_to_end(&mut output).unwrap();
+            if how == "kill" {
+                output.extend(counters().as_bytes());
+            }
             let status = child.wait().unwrap();
             let mut answer = format!("{status}|{}\n", output.len()).into_bytes();
             answer.extend(output);

@@ -54,6 +54,9 @@ impl<'pd> Memory<'pd> {
     }
 }
 
+/// The error of a wait for a completion that did not come.
+pub(crate) const SILENCE: &str = "nothing heard from the peer";
+
 /// Waits for the next completion, of success or failure.
 pub(crate) fn next(queue: &CompletionQueue<'_>) -> Result<WorkCompletion> {
     let start = Instant::now();
@@ -62,8 +65,8 @@ pub(crate) fn next(queue: &CompletionQueue<'_>) -> Result<WorkCompletion> {
         if let [completion] = queue.poll(&mut room)? {
             return Ok(*completion);
         }
-        if start.elapsed() > PATIENCE / 2 {
-            return Err("nothing heard from the peer".into());
+        if start.elapsed() > PATIENCE / 4 {
+            return Err(SILENCE.into());
         }
     }
 }
