@@ -1,6 +1,7 @@
 //! A device: the C object that libibverbs knows, the engine behind it, and the thread that runs it.
 
 use std::ffi::c_char;
+use std::fmt;
 use std::io;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr};
@@ -62,6 +63,26 @@ pub(crate) fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
+/// Says what could not be made, and the usual cause.
+pub(crate) fn explained(what: impl fmt::Display, error: &io::Error) -> io::Error {
+    let cause = match (error.kind(), error.raw_os_error()) {
+        (io::ErrorKind::AddrInUse, _) => {
+            "UDP port 4791 is in use, by another device, another program, or the kernel's Soft-RoCE (module rdma_rxe), \
+             which takes it on all addresses"
+        }
+        (io::ErrorKind::AddrNotAvailable, _) => {
+            "no interface of this machine, or of this network namespace, has the address"
+        }
+        (_, Some(libc::EMFILE)) => "RLIMIT_NOFILE is used up (ulimit -n)",
+        (_, Some(libc::ENFILE)) => "the machine has too many files open (/proc/sys/fs/file-max)",
+        (_, Some(libc::EAGAIN)) => {
+            "no thread is left: RLIMIT_NPROC (ulimit -u), or pids.max of the control group"
+        }
+        _ => return io::Error::new(error.kind(), format!("{what}: {error}")),
+    };
+    io::Error::new(error.kind(), format!("{what}: {cause}"))
+}
+
 /// An address of 127.0.0.0/8, but not of 127.0.0.0/16: those are often configured by hand.
 fn nth_address(nth: u32) -> Option<IpAddr> {
     let [_, b, c, d] = (0x01_0000 + nth % 0xff_0000).to_be_bytes();
@@ -83,7 +104,7 @@ fn free_address(through_kernel: bool) -> io::Result<(IpAddr, UdpLink)> {
             Err(e) => return Err(e),
         }
     }
-    Err(io::ErrorKind::AddrInUse.into())
+    Err(explained("each address of 127.0.0.0/8", &io::ErrorKind::AddrInUse.into()))
 }
 
 type Made = (Arc<Shared>, Option<JoinHandle<()>>);
@@ -151,7 +172,13 @@ impl Device {
         verbs.ops = provider::device_operations();
         let (shared, thread) = match network {
             Some(network) => simulated(settings, &network)?,
-            None => threaded(settings, name)?,
+            None => {
+                threaded(settings, name.clone()).map_err(|error| match error.raw_os_error() {
+                    // What an address has to do with it stands in the text.
+                    None => error,
+                    Some(_) => explained(name, &error),
+                })?
+            }
         };
         let device = Box::new(RawDevice { verbs, shared, thread, freed: manager::freed });
         let device = NonNull::from(Box::leak(device)).cast();

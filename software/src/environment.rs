@@ -56,7 +56,7 @@ impl Device {
                 .adapter_gids(true)
                 .one_sided(one_sided)
                 .build()
-                .map_err(|e| explained(&e, &format!("{VARIABLE}: device {name:?}")))
+                .map_err(|e| prefixed(&e, &format!("{VARIABLE}: device {name:?}")))
         };
         parse(&value)?.into_iter().map(make).collect::<io::Result<_>>().map(Some)
     }
@@ -121,7 +121,7 @@ pub fn register_if_none() -> io::Result<RegisteredDevices> {
             return Ok(RegisteredDevices(Arc::default()));
         }
         None => {
-            let device = Device::new().map_err(|e| explained(&e, "no device made of software"))?;
+            let device = Device::new().map_err(|e| prefixed(&e, "no device made of software"))?;
             (vec![device], "this machine has no RDMA device")
         }
     };
@@ -162,17 +162,8 @@ impl Drop for RegisteredDevices {
     }
 }
 
-/// Says what could not be made, and the usual cause of an address in use.
-fn explained(error: &io::Error, what: &str) -> io::Error {
-    let cause = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "UDP port 4791 is in use, by another program or by the kernel's Soft-RoCE (module rdma_rxe), which takes it \
-             on all addresses"
-        }
-        io::ErrorKind::AddrNotAvailable => "this machine does not have the address",
-        _ => return io::Error::new(error.kind(), format!("{what}: {error}")),
-    };
-    io::Error::new(error.kind(), format!("{what}: {cause}"))
+fn prefixed(error: &io::Error, what: &str) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 #[cfg(test)]

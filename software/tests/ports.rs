@@ -197,3 +197,19 @@ fn each_port_counts_what_it_carries() {
     assert!(counters[1].packets_sent > 0 && counters[1].packets_received > 0, "{counters:?}");
     assert_eq!(device.counters().packets_received, counters[1].packets_received);
 }
+
+#[test]
+fn a_device_that_cannot_be_made_says_why() {
+    let own = Device::new().unwrap();
+    let made = |address: IpAddr| Device::builder().address(address).build().map(drop);
+    let taken = made(own.address()).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+    let said = taken.to_string();
+    let words = [&*own.address().to_string(), "4791", "another device", "Soft-RoCE"];
+    words.into_iter().for_each(|word| assert!(said.contains(word), "{word:?} is not in: {said}"));
+    // For examples in documents alone.
+    let elsewhere = made("192.0.2.1".parse().unwrap()).unwrap_err();
+    assert_eq!(elsewhere.kind(), std::io::ErrorKind::AddrNotAvailable);
+    let said = elsewhere.to_string();
+    assert!(said.contains("192.0.2.1: no interface of this machine"), "{said}");
+}

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::interfaces::interface_of;
 use super::same_host::{self, Listener};
+use crate::device::explained;
 use crate::wire::PORT;
 
 // Missing in some C libraries' headers.
@@ -131,7 +132,7 @@ pub(super) fn not_available() -> io::Error {
 
 /// Opens the socket of one of the device's addresses; `through_kernel`: without a listener.
 pub(super) fn open_own(address: IpAddr, through_kernel: bool) -> io::Result<Arc<Socket>> {
-    let at = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
+    let at = |e: io::Error| explained(address, &e);
     let interface = match address {
         IpAddr::V4(_) => 0,
         IpAddr::V6(v6) => match interface_of(address) {
