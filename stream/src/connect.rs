@@ -185,6 +185,15 @@ pub struct Listener {
     deadline: Mutex<Option<Instant>>,
 }
 
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.hub.inner.is_copy() {
+            // The connection manager's listener is the parent's.
+            mem::forget(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
 /// The acceptor and the clients of a listener, while no thread has them.
 #[derive(Debug)]
 struct Waiting {

@@ -1,6 +1,7 @@
 //! Streams that are being connected: the crate's exchange over a stream, with a hello as its private data.
 
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::sync::Arc;
 
 use ibverbs::ChannelBuilder;
@@ -10,7 +11,7 @@ use ibverbs::{ChannelId, PooledBuffer, settings::MaxRnrRetries};
 
 use crate::StreamError;
 use crate::conn::Conn;
-use crate::hub::Inner;
+use crate::hub::{Inner, Owner};
 use crate::stream::{Addresses, Handle};
 use crate::watch::PeerWatch;
 use crate::wire::Hello;
@@ -26,14 +27,14 @@ pub enum Role {
 
 /// A place of a hub whose stream is being connected. When it is dropped, it is free again, unless a stream has it.
 pub(crate) struct Place {
-    hub: Arc<Inner>,
+    hub: Owner,
     id: ChannelId,
     is_kept: bool,
 }
 
 impl Place {
     pub(crate) fn new(hub: &Arc<Inner>, id: ChannelId) -> Self {
-        Self { hub: hub.clone(), id, is_kept: false }
+        Self { hub: hub.clone().into(), id, is_kept: false }
     }
 
     /// The two sides are connected.
@@ -51,13 +52,13 @@ impl Place {
         state.begins(self.id);
         drop(state);
         self.is_kept = true;
-        Ok(Handle::new(self.hub.clone(), self.id, addresses))
+        Ok(Handle::new(Arc::clone(&self.hub), self.id, addresses))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if !self.is_kept {
+        if !self.is_kept && !self.hub.is_copy() {
             self.hub.lock().remove(self.id);
         }
     }
@@ -148,9 +149,11 @@ impl Handshake {
 
 impl Drop for Handshake {
     fn drop(&mut self) {
-        if let Some(exchange) = self.exchange.take() {
-            abandon(&self.place.hub, exchange.into_object());
+        let Some(exchange) = self.exchange.take() else { return };
+        if self.place.hub.is_copy() {
+            return mem::forget(exchange);
         }
+        abandon(&self.place.hub, exchange.into_object());
     }
 }
 

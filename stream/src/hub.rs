@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Instant;
-use std::{fmt, io, mem, thread};
+use std::{fmt, io, mem, process, thread};
 
 use ibverbs::event_loop::{DetachedChannel, LoopWaiter, LoopWaker};
 use ibverbs::{AccessFlags, BufferPool, ChannelId, Context, Loop, ProtectionDomain};
@@ -36,7 +36,30 @@ use crate::{Stats, StreamError};
 /// none of these: while any are owed and nobody drives, the hub has a thread of its own.
 #[derive(Clone)]
 pub struct Hub {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Owner,
+}
+
+/// A part of the program that keeps a hub.
+///
+/// A child of `fork` has a copy of it. Its descriptors and what the kernel has for it are the parent's, and a lock may be held by a
+/// thread that the child has not. So a child leaves all of that as it is.
+#[derive(Clone)]
+pub(crate) struct Owner(Arc<Inner>);
+
+impl Deref for Owner {
+    type Target = Arc<Inner>;
+
+    fn deref(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.is_copy() {
+            mem::forget(self.0.clone());
+        }
+    }
 }
 
 pub(crate) struct Inner {
@@ -50,6 +73,14 @@ pub(crate) struct Inner {
     pub(crate) config: Config,
     pub(crate) sockets: Arc<Sockets>,
     pub(crate) is_watched: AtomicBool,
+    /// Its process.
+    process: u32,
+}
+
+impl From<Arc<Inner>> for Owner {
+    fn from(inner: Arc<Inner>) -> Self {
+        Self(inner)
+    }
 }
 
 impl HubBuilder {
@@ -105,6 +136,7 @@ impl Hub {
             config,
             sockets,
             is_watched: AtomicBool::new(false),
+            process: process::id(),
         });
         let receives = inner.config.shared_receives;
         let mut state = inner.lock_with_buffers(0)?;
@@ -113,7 +145,7 @@ impl Hub {
             state.recycle(buffer);
         }
         drop(state);
-        Ok(Self { inner })
+        Ok(Self { inner: inner.into() })
     }
 
     /// Counters since the hub was made.
@@ -180,6 +212,11 @@ impl Drop for Waiting<'_> {
 }
 
 impl Inner {
+    /// Whether this is a child of the process that has the hub. What is dropped there is left as it is.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.process != process::id()
+    }
+
     pub(crate) fn lock(&self) -> Guard<'_> {
         Guard { state: Some(self.lock_quietly()), inner: self }
     }

@@ -16,7 +16,7 @@ use crate::conn::{Cursor, Piece};
 use crate::drivers::now;
 #[cfg(doc)]
 use crate::hub::Hub;
-use crate::hub::Inner;
+use crate::hub::{Inner, Owner};
 use crate::state::State;
 
 /// The addresses by which two sides have connected, if they have any.
@@ -42,7 +42,7 @@ impl Addresses {
 
 /// State of both halves of a stream. The stream ends with the last one.
 pub(crate) struct Handle {
-    pub(crate) hub: Arc<Inner>,
+    pub(crate) hub: Owner,
     pub(crate) id: ChannelId,
     pub(crate) addresses: Addresses,
     /// A thread that drops it may wait.
@@ -79,7 +79,7 @@ impl Timeout {
 impl Handle {
     pub(crate) fn new(hub: Arc<Inner>, id: ChannelId, addresses: Addresses) -> Self {
         Self {
-            hub,
+            hub: hub.into(),
             id,
             addresses,
             is_of_a_thread: true,
@@ -130,6 +130,9 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let Self { hub, id, is_of_a_thread, .. } = self;
+        if hub.is_copy() {
+            return;
+        }
         let Some(until) = hub.close(*id).filter(|_| *is_of_a_thread) else { return };
         // The process may end as soon as this returns, and the helper with it.
         let is_gone = |state: &mut State| {
@@ -202,6 +205,9 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
+        if self.handle.hub.is_copy() {
+            return;
+        }
         for piece in self.pieces.drain(..) {
             let mut state = self.handle.hub.lock();
             if let Some(member) = state.member(self.handle.id) {
@@ -238,7 +244,8 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         // The end of the handle says more.
-        if Arc::strong_count(&self.handle) > 1 && !self.is_forgotten {
+        let is_last = Arc::strong_count(&self.handle) == 1;
+        if !is_last && !self.is_forgotten && !self.handle.hub.is_copy() {
             self.handle.shutdown();
         }
     }
@@ -538,6 +545,9 @@ impl Drop for ReadHalf {
         let Some(held) = held else { return };
         if let Ok(mut reader) = self.reader.try_lock() {
             return reader.put_back(Some(held));
+        }
+        if self.handle.hub.is_copy() {
+            return;
         }
         // Another thread is reading, and has later bytes.
         let mut state = self.handle.hub.lock();

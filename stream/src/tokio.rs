@@ -1287,6 +1287,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if self.hub.inner.is_copy() {
+            return;
+        }
         let own = Waker::from(self.tasks.clone());
         self.hub.inner.lock().accepting.retain(|waker| !waker.will_wake(&own));
     }

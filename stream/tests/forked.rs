@@ -1,0 +1,106 @@
+//! A child of `fork` that drops its copies of a hub, of streams and of a listener: the parent's go on. One test: it concerns the whole
+//! process.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs_software::Device;
+use ibverbs_stream::{Hub, Listener, Stream};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// This process is the peer, and connects to this port.
+const PEER: &str = "IBVERBS_STREAM_FORKED_PEER";
+
+fn hub() -> (Hub, Device) {
+    let device = Device::new().unwrap();
+    let builder = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(8);
+    (builder.keep_alive(10 * PATIENCE).build().unwrap(), device)
+}
+
+fn talk(one: &mut Stream, two: &mut Stream) {
+    let mut got = [0; 5];
+    one.write_all(b"hello").unwrap();
+    two.read_exact(&mut got).unwrap();
+    two.write_all(&got).unwrap();
+    one.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"hello");
+}
+
+#[test]
+fn what_a_child_drops_costs_its_parent_nothing() {
+    let (hub, _device) = hub();
+    if let Ok(port) = std::env::var(PEER) {
+        let address = ("127.0.0.1", port.parse().unwrap());
+        let mut stream = Stream::connect(&hub, address, Instant::now() + PATIENCE).unwrap();
+        stream.write_all(b"hello").unwrap();
+        stream.read_exact(&mut [0]).unwrap_err();
+        return;
+    }
+    let listener = Listener::bind(&hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let connect = || {
+        thread::scope(|threads| {
+            let connects =
+                threads.spawn(|| Stream::connect(&hub, address, Instant::now() + PATIENCE));
+            let two = listener.accept().unwrap().0;
+            (connects.join().unwrap().unwrap(), two)
+        })
+    };
+    let (mut one, mut two) = connect();
+    let mut peer = Command::new(std::env::current_exe().unwrap())
+        .env(PEER, address.port().to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (mut of_peer, _) = listener.accept().unwrap();
+    of_peer.read_exact(&mut [0; 5]).unwrap();
+    talk(&mut one, &mut two);
+    // One of them has something that it has not read.
+    one.write_all(b"unread").unwrap();
+    two.peek(&mut [0; 6]).unwrap();
+    // Most of the children are born while a thread that they have not holds the hub's lock.
+    let (locks, has_ended) = (hub.clone(), Arc::new(AtomicBool::new(false)));
+    let ends = has_ended.clone();
+    let locker = thread::spawn(move || {
+        while !ends.load(Ordering::Relaxed) {
+            locks.stats();
+        }
+    });
+    for _ in 0..8 {
+        // SAFETY: the child ends below. If it waits for ever, the alarm ends it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no memory is involved.
+            unsafe { libc::alarm(20) };
+            drop((two, one, of_peer, listener, hub));
+            // SAFETY: it ends the child at once.
+            unsafe { libc::_exit(0) };
+        }
+        assert!(child > 0);
+        let mut status = 0;
+        // SAFETY: the child is ours, and the status is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child waits");
+    }
+    has_ended.store(true, Ordering::Relaxed);
+    locker.join().unwrap();
+    two.read_exact(&mut [0; 6]).unwrap();
+    talk(&mut one, &mut two);
+    let (mut three, mut four) = connect();
+    talk(&mut three, &mut four);
+    // The thread that watches the peers is there.
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            peer.kill().unwrap();
+            peer.wait().unwrap();
+        });
+        of_peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let error = of_peer.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    });
+}
