@@ -268,7 +268,7 @@ impl<B> Loop<'_, B> {
         slot.number = slot.number.wrapping_add(ONE);
         (slot.token, slot.state, slot.kept) = (token, State::Unposted, buffer.kept_length());
         slot.buffer.write(B::keep(keep(buffer)));
-        table.outcomes[index as usize].was = state;
+        slot.was = state;
         let number = slot.number;
         let unposted = &mut table.cold[channel.index()].unposted;
         if unposted.is_empty() {

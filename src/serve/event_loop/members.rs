@@ -129,6 +129,7 @@ pub(super) fn place<B>(
     let reserved = (|| {
         table.slots.try_reserve(new)?;
         table.outcomes.try_reserve(new)?;
+        table.came_on.try_reserve(new)?;
         table.entries.try_reserve(1)?;
         table.cold.try_reserve(1)?;
         members.links.try_reserve(1)?;
@@ -152,7 +153,8 @@ pub(super) fn place<B>(
     }
     for index in end..end + new as u32 {
         table.slots.push(Slot::new(index, State::Free));
-        table.outcomes.push(Outcome::new());
+        table.outcomes.push(Outcome::default());
+        table.came_on.push(None);
     }
     let [sends, receives, own] = depths;
     for (from, depth) in

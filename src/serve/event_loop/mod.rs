@@ -56,7 +56,7 @@ use table::Table;
 #[cfg(feature = "async")]
 pub(crate) use tasks::DeferredStep;
 #[cfg(feature = "async")]
-pub(crate) use waiters::DeferredWork;
+pub(crate) use waiters::{DeferredWork, Woken};
 
 use crate::base::debug::debug;
 use crate::base::error::{Error, ErrorKind, Result};

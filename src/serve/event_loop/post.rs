@@ -102,7 +102,7 @@ impl<B> Loop<'_, B> {
             // Unless a message comes, nothing has.
             buffer.received(0);
             table.received = Some(<B as Keep<R::Kept>>::received);
-            table.outcomes[index].was = state;
+            table.slots[index].was = state;
         }
         // SAFETY: the entry and the slot exist, as found above, and no other reference to the slot does.
         let (entry, slot) =

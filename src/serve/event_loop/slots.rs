@@ -97,6 +97,8 @@ pub(super) struct Slot<B> {
     pub(super) link: u32,
     /// Generations up to this one belong to earlier channels or connections.
     pub(super) begun: u32,
+    /// What `List` and `Unposted` return to.
+    pub(super) was: State,
     /// Where a receive's buffer keeps its length.
     pub(super) kept: Option<NonNull<KeptLength>>,
     /// Initialised in all states but `Free`, `Probe` and `Credits`.
@@ -114,6 +116,7 @@ impl<B> Slot<B> {
             next: index,
             link: NO_SLOT,
             begun: 0,
+            was: State::Free,
             kept: None,
             buffer: MaybeUninit::uninit(),
         }
@@ -237,20 +240,13 @@ impl List {
     }
 }
 
+/// The result of an operation that `next_ended` does not take straight from the polled completions, and whom to wake: one
+/// cache line.
+#[derive(Default)]
+#[repr(align(64))]
 pub(super) struct Outcome {
     pub(super) completion: ffi::ibv_wc,
-    /// What `List` and `Unposted` return to.
-    pub(super) was: State,
-    /// The channel that a message of shared receives came on.
-    pub(super) channel: Option<ChannelId>,
     pub(super) waker: Option<Waker>,
-}
-
-impl Outcome {
-    pub(super) fn new() -> Self {
-        let (completion, was, channel, waker) = Default::default();
-        Self { completion, was, channel, waker }
-    }
 }
 
 #[cold]

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Waker;
 
 use super::credit_waiters::CreditWaiters;
 use super::ended::{ChannelId, Ended, Failed, result};
@@ -110,6 +111,8 @@ pub(super) struct Table<B> {
     pub(super) prepared: OwnTemplates,
     /// Indexed by slot.
     pub(super) outcomes: Vec<Outcome>,
+    /// The channel that a message of shared receives came on, by slot.
+    pub(super) came_on: Vec<Option<ChannelId>>,
     /// Indexed by channel. There are none beyond the last one.
     pub(super) senders: Vec<Option<Arc<Sends<B>>>>,
     /// Operations that `next_ended` returns before it polls.
@@ -126,6 +129,8 @@ pub(super) struct Table<B> {
     pub(super) received: Option<fn(&mut B, usize)>,
     /// Number of polls for tasks.
     pub(super) turns: u32,
+    /// Some channel has refused sends while those in flight were waited for.
+    pub(super) has_drained: bool,
     /// A reactor calls slow verbs while the loop is not borrowed.
     pub(super) is_of_tasks: bool,
     /// The first channel in a place has it. It differs per loop, so a loop does not mistake another one's id for its
@@ -148,7 +153,8 @@ impl<B> Table<B> {
             poll_cq,
             queue,
             prepared: OwnTemplates::new(),
-            outcomes: vec![Outcome::new()],
+            outcomes: vec![Outcome::default()],
+            came_on: vec![None],
             senders: Vec::new(),
             ended: List::default(),
             deferred: Deferred::default(),
@@ -159,6 +165,7 @@ impl<B> Table<B> {
             has_idle_work: false,
             received: None,
             turns: 0,
+            has_drained: false,
             is_of_tasks: false,
             first_generation: NEXT_GENERATION.fetch_add(0x9e37_79b1, Ordering::Relaxed),
             stopped: None,
@@ -327,8 +334,10 @@ impl<B> Table<B> {
         // A destroyed queue pair has no number in the table.
         let is_shared = self.slots[index as usize].is_shared();
         let shared_by = if is_shared { self.sharing(completion.qp_num) } else { None };
+        self.came_on[index as usize] = shared_by;
         if matches!(self.slots[index as usize].state, State::Task | State::Message) {
-            return self.finish_for_task(index, completion, shared_by);
+            let wake = |deferred: &mut Deferred, waker: &mut Option<Waker>| deferred.wake(waker);
+            return self.finish_for_task(index, completion, shared_by, wake);
         }
         let Self { slots, cold, outcomes, .. } = self;
         let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
@@ -336,7 +345,6 @@ impl<B> Table<B> {
             slot.receive(completion);
         }
         outcome.completion = *completion;
-        outcome.channel = shared_by;
         let waiting = shared_by.unwrap_or(slot.channel).index();
         match slot.state {
             State::Abandoned => self.leave(index),
@@ -363,7 +371,7 @@ impl<B> Table<B> {
             // SAFETY: an operation in flight has its buffer, and the device is done with it.
             received(unsafe { slot.buffer.assume_init_mut() }, len as usize);
         }
-        slot.state = self.outcomes[index as usize].was;
+        slot.state = slot.was;
     }
 
     fn push_ended(&mut self, index: u32) {
@@ -383,8 +391,9 @@ impl<B> Table<B> {
         debug_assert!(matches!(slot.state, State::Ended | State::Done | State::Arrived));
         slot.state = State::Free;
         let outcome = &self.outcomes[index as usize];
+        let came_on = self.came_on[index as usize].filter(|_| slot.is_shared());
         Ended {
-            channel: outcome.channel.unwrap_or(slot.channel),
+            channel: came_on.unwrap_or(slot.channel),
             token: slot.token,
             // SAFETY: an ended operation still has its buffer. The slot is free from now on, so the buffer is read
             // once.

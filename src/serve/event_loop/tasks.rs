@@ -9,9 +9,9 @@ use super::ended::{ChannelId, Ended, LoopBuffer};
 use super::post::queue_index;
 use super::slots::{List, NEVER_FREE, Slot, State};
 use super::table::{ColdState, Table};
-use super::waiters::{Deferred, Receiving, Tasks};
+use super::waiters::{Deferred, Receiving, Tasks, Woken};
 use crate::base::ffi;
-use crate::channel::parts::{NO_SLOT, Queue, Refused};
+use crate::channel::parts::{BATCH, NO_SLOT, Queue, Refused, count};
 use crate::channel::{OwnedBuffer, TransportError, TransportResult, WorkRequest};
 use crate::verbs::completion::WorkSuccess;
 
@@ -192,49 +192,42 @@ impl<B> Loop<'_, B> {
         &mut self.table.entries[channel.index()].tasks.receiving
     }
 
-    /// Polls once, unless polled completions are left, and gives each result to its owner. Tasks are woken
-    /// [later](Self::deferred). Returns the number of completions.
-    ///
-    /// # Errors
-    ///
-    /// Polling failed. Unknown completions are counted, and end nothing.
-    #[inline(always)]
-    pub(crate) fn turn(&mut self) -> TransportResult<usize> {
-        self.begin_turn()?;
-        Ok(self.end_turn())
-    }
-
-    /// Polls. Returns true if the turn has nothing left to do.
+    /// Polls once. Returns the number of completions, for [`end_turn`](Self::end_turn).
     ///
     /// # Errors
     ///
     /// Polling failed.
     #[inline(always)]
-    pub(crate) fn begin_turn(&mut self) -> TransportResult<bool> {
+    pub(crate) fn begin_turn(&mut self) -> TransportResult<usize> {
         let table = &mut self.table;
         table.turns = table.turns.wrapping_add(1);
-        let found = if table.batch.is_empty() { table.poll()? } else { table.batch.len() };
-        Ok(found == 0 && table.with_unposted.is_empty() && table.deferred.is_empty())
+        // All that polls for tasks takes all.
+        debug_assert!(table.batch.is_empty());
+        // SAFETY: as in `Table::poll`.
+        count(unsafe { (table.poll_cq)(table.queue, BATCH as i32, table.batch.entries()) })
     }
 
-    /// Returns the number of completions.
+    /// Whether a turn without completions has nothing to do.
     #[inline(always)]
-    pub(crate) fn end_turn(&mut self) -> usize {
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.table.with_unposted.is_empty() && self.table.deferred.is_empty()
+    }
+
+    /// Gives each result to its owner. Unknown completions end nothing. Once the loop is not borrowed, the caller wakes the
+    /// tasks in `woken`, and does what is [deferred](Self::deferred).
+    #[inline(always)]
+    pub(crate) fn end_turn(&mut self, found: usize, woken: &mut Woken) {
         let table = &mut self.table;
-        let found = table.batch.len();
-        // SAFETY: the batch has `found` completions, and nothing polls before the loop below ends.
-        let polled = unsafe { slice::from_raw_parts(table.batch.head(), found) };
-        // SAFETY: the batch has `found` completions.
-        unsafe { table.batch.advance_by(found) };
-        for completion in polled {
-            if !table.end_for_task(completion) {
+        assert!(found <= BATCH);
+        // SAFETY: there are `BATCH` entries, all initialised. Nothing polls before the loop below ends.
+        for completion in unsafe { slice::from_raw_parts(table.batch.entries(), found) } {
+            if !table.end_for_task(completion, woken) {
                 let _ = table.end(completion);
             }
         }
         if !table.with_unposted.is_empty() {
             table.end_unposted();
         }
-        found
     }
 
     #[inline]
@@ -296,6 +289,7 @@ impl<B> Loop<'_, B> {
         let entry = &mut self.table.entries[channel.index()];
         entry.next[0] = NEVER_FREE;
         entry.tasks.is_draining = true;
+        self.table.has_drained = true;
         self.table.wake_all(channel.index(), Queue::Send);
     }
 
@@ -422,9 +416,10 @@ impl<B> Table<B> {
 
     /// Ends a success of a future, or a message that is not of shared receives. Returns false for anything else.
     #[inline(always)]
-    fn end_for_task(&mut self, completion: &ffi::ibv_wc) -> bool {
+    fn end_for_task(&mut self, completion: &ffi::ibv_wc, woken: &mut Woken) -> bool {
         let index = completion.wr_id as u32;
         let Some(slot) = self.slots.get(index as usize) else { return false };
+        debug_assert_eq!(self.slots.len(), self.outcomes.len());
         if slot.number != completion.wr_id
             || slot.queue_pair != completion.qp_num
             || !matches!(slot.state, State::Task | State::Message)
@@ -432,7 +427,7 @@ impl<B> Table<B> {
         {
             return false;
         }
-        self.finish_for_task(index, completion, None);
+        self.finish_for_task(index, completion, None, |_, waker| woken.add(waker));
         true
     }
 
@@ -442,17 +437,26 @@ impl<B> Table<B> {
         index: u32,
         completion: &ffi::ibv_wc,
         shared_by: Option<ChannelId>,
+        mut wake: impl FnMut(&mut Deferred, &mut Option<Waker>),
     ) {
-        let Self { slots, entries, outcomes, deferred, waiters, turns, .. } = self;
-        let (slot, outcome) = (&mut slots[index as usize], &mut outcomes[index as usize]);
-        outcome.completion = *completion;
-        outcome.channel = shared_by;
+        let Self { slots, entries, outcomes, deferred, waiters, turns, has_drained, .. } = self;
+        // Each slot has an outcome. So no panic, whose arguments the compiler would prepare in each turn.
+        let (Some(slot), Some(outcome)) =
+            (slots.get_mut(index as usize), outcomes.get_mut(index as usize))
+        else {
+            return;
+        };
+        // A slice is copied as a whole, where an assignment may be taken apart.
+        slice::from_mut(&mut outcome.completion).copy_from_slice(slice::from_ref(completion));
         let channel = shared_by.unwrap_or(slot.channel).index();
-        let tasks = &mut entries[channel].tasks;
         if slot.state == State::Task {
             slot.state = State::Done;
-            deferred.wake(&mut outcome.waker);
+            wake(deferred, &mut outcome.waker);
+            if !*has_drained {
+                return;
+            }
         } else {
+            let tasks = &mut entries[channel].tasks;
             slot.state = State::Arrived;
             if completion.status == ffi::ibv_wc_status::IBV_WC_SUCCESS {
                 slot.receive(completion);
@@ -462,7 +466,7 @@ impl<B> Table<B> {
             match waiters.places.get_mut(first as usize) {
                 Some(first) if first.waker.is_some() => {
                     tasks.woken_in = *turns;
-                    deferred.wake(&mut first.waker);
+                    wake(deferred, &mut first.waker);
                 }
                 // The first task was woken for an earlier message and has not come. Its future may be forgotten.
                 Some(_) if tasks.woken_in != *turns => {
@@ -472,7 +476,7 @@ impl<B> Table<B> {
                 _ => {}
             }
         }
-        if tasks.is_draining {
+        if self.entries[channel].tasks.is_draining {
             self.wake_all(channel, Queue::Send);
         }
     }

@@ -1,6 +1,6 @@
 //! Waiting tasks, and work deferred until the loop is not borrowed.
 
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::task::Waker;
 
 use super::ended::ChannelId;
@@ -8,8 +8,9 @@ use super::slots::List;
 use crate::base::error::{Error, Result};
 #[cfg(any(feature = "async", test))]
 use crate::base::panics::Panics;
+use crate::base::panics::catch;
 use crate::channel::TransportError;
-use crate::channel::parts::NO_SLOT;
+use crate::channel::parts::{BATCH, NO_SLOT};
 
 /// Counts of a channel's receives, beyond one for each task that waits.
 #[derive(Clone, Copy, Default)]
@@ -110,6 +111,61 @@ impl Waiters {
     }
 }
 
+/// Tasks that a turn wakes when the loop is not borrowed: one for each completion at most. They lie on the stack, so a turn
+/// needs no memory, and does not come back to the loop.
+pub(crate) struct Woken {
+    wakers: [MaybeUninit<Waker>; BATCH],
+    next: usize,
+    end: usize,
+}
+
+impl Woken {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { wakers: [const { MaybeUninit::uninit() }; BATCH], next: 0, end: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn add(&mut self, place: &mut Option<Waker>) {
+        debug_assert!(self.end < BATCH);
+        if let Some(room) = self.wakers.get_mut(self.end)
+            && let Some(waker) = place.take()
+        {
+            room.write(waker);
+            self.end += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Waker> {
+        if self.next == self.end {
+            return None;
+        }
+        let next = self.next;
+        self.next += 1;
+        // SAFETY: it is below `end`, so `add` has written it. `next` has passed it, so it is read once.
+        Some(unsafe { self.wakers.get_unchecked(next).assume_init_read() })
+    }
+
+    /// Wakes all, in order. The panic of a waker goes on once the others are woken.
+    #[inline(always)]
+    pub(crate) fn wake(&mut self) {
+        while let Some(waker) = self.next() {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Woken {
+    /// Wakes those that are left by a panic.
+    #[inline(always)]
+    fn drop(&mut self) {
+        while let Some(waker) = self.next() {
+            let _ = catch(|| waker.wake());
+        }
+    }
+}
+
 /// Work for when the loop is not borrowed.
 #[derive(Default)]
 pub(crate) struct DeferredWork {
@@ -146,8 +202,7 @@ impl DeferredWork {
 
 #[derive(Default)]
 pub(crate) struct Deferred {
-    /// Boxed, so that exchanging it is cheap.
-    pub(super) work: Box<DeferredWork>,
+    pub(super) work: DeferredWork,
     pub(super) has_more: bool,
     /// There was no memory to note a waker: all from this index on are woken.
     pub(super) unwoken: Option<usize>,
@@ -172,13 +227,13 @@ impl Deferred {
     /// Takes a waker if nothing else is due.
     #[inline(always)]
     pub(crate) fn take_only(&mut self) -> Option<Waker> {
-        let DeferredWork { woken, failed } = &mut *self.work;
+        let DeferredWork { woken, failed } = &mut self.work;
         let is_all = woken.len() == 1 && failed.is_empty() && !self.has_more;
         woken.pop_if(|_| is_all)
     }
 
     #[inline(always)]
-    pub(crate) fn exchange(&mut self, spare: Box<DeferredWork>) -> Box<DeferredWork> {
+    pub(crate) fn exchange(&mut self, spare: DeferredWork) -> DeferredWork {
         mem::replace(&mut self.work, spare)
     }
 
@@ -228,6 +283,28 @@ mod tests {
             self.0.fetch_add(1, Ordering::Relaxed);
             assert!(!self.1, "in a waker");
         }
+    }
+
+    #[test]
+    fn a_turn_wakes_each_task_once_though_one_panics() {
+        let count = |panicking: usize, wake: fn(Woken)| {
+            let count = Arc::<AtomicUsize>::default();
+            let mut woken = Woken::new();
+            for index in 0..BATCH {
+                let mut place = Some(Arc::new(Task(count.clone(), index == panicking)).into());
+                woken.add(&mut place);
+                assert!(place.is_none());
+            }
+            let panics = catch(|| wake(woken)).is_err();
+            // None is left, and none was dropped without being woken.
+            assert_eq!(Arc::strong_count(&count), 1);
+            (count.load(Ordering::Relaxed), panics)
+        };
+        for panicking in [0, 7, BATCH - 1] {
+            assert_eq!(count(panicking, |mut woken| woken.wake()), (BATCH, true));
+            assert_eq!(count(panicking, drop), (BATCH, false));
+        }
+        assert_eq!(count(BATCH, |mut woken| woken.wake()), (BATCH, false));
     }
 
     #[test]

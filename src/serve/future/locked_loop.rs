@@ -52,13 +52,14 @@ pub struct State<B> {
     /// When to check the connections; set only on iWARP.
     pub(super) next_check: Option<Instant>,
     /// Room for wakers. A thread that wakes tasks takes it.
-    spare: Option<Box<DeferredWork>>,
+    spare: Option<DeferredWork>,
 }
 
 impl<B> State<B> {
     pub(super) fn new(core: Loop<'static, B>, timer: Arc<Timer>) -> Self {
         let (runner, alarm, device_checked, next_check) = Default::default();
-        let (spare, stall_warning, is_stopped) = (Some(Box::default()), StallWarning::new(), false);
+        let spare = Some(DeferredWork::default());
+        let (stall_warning, is_stopped) = (StallWarning::new(), false);
         Self {
             core,
             is_stopped,
@@ -90,47 +91,58 @@ impl<B> State<B> {
 
 debug! { impl[B] State<B>, self, core: self.core, .. }
 
+/// Borrows the loop, where nothing becomes due, or a later [`Guard`] does it. Compilers keep it in registers.
+pub(super) struct Borrowed<'a, S: Share + 'a> {
+    state: S::State<'a>,
+    /// Dropped after the lock.
+    _events: trace::Hold,
+}
+
 /// Borrows the loop. Its drop wakes tasks, stops channels on which a post has failed, drops buffers that no task asks
 /// for, and emits events for `tracing`.
 pub(super) struct Guard<'a, S: Share> {
     share: &'a S,
-    /// Taken by [`end`](Self::end).
-    state: ManuallyDrop<S::State<'a>>,
-    events: ManuallyDrop<trace::Hold>,
+    /// Taken when it ends.
+    borrowed: ManuallyDrop<Borrowed<'a, S>>,
 }
 
 pub(super) trait Lock: Share {
     #[inline(always)]
+    fn lock_briefly(&self) -> Borrowed<'_, Self> {
+        let _events = trace::Hold::new();
+        Borrowed { state: self.borrow(), _events }
+    }
+
+    #[inline(always)]
     fn lock(&self) -> Guard<'_, Self> {
-        let events = ManuallyDrop::new(trace::Hold::new());
-        Guard { share: self, state: ManuallyDrop::new(self.borrow()), events }
+        self.lock_briefly().until_done(self)
     }
 }
 
 impl<S: Share> Lock for S {}
 
-impl<S: Share> Guard<'_, S> {
-    /// For when nothing is due, or a later guard does it.
+impl<'a, S: Share> Borrowed<'a, S> {
     #[inline(always)]
-    pub(super) fn unlock(self) {
-        // SAFETY: `self` is consumed and its drop does not run, so this is the only call.
-        unsafe { ManuallyDrop::new(self).end() }
-    }
-
-    /// # Safety
-    ///
-    /// Called once, and nothing uses the guard afterwards.
-    #[inline(always)]
-    unsafe fn end(&mut self) {
-        // SAFETY: the caller ends it once, so the state was not taken before.
-        unsafe {
-            ManuallyDrop::drop(&mut self.state);
-            ManuallyDrop::drop(&mut self.events);
-        }
+    pub(super) fn until_done(self, share: &'a S) -> Guard<'a, S> {
+        Guard { share, borrowed: ManuallyDrop::new(self) }
     }
 }
 
-impl<S: Share> Deref for Guard<'_, S> {
+impl<'a, S: Share> Guard<'a, S> {
+    #[inline(always)]
+    pub(super) fn briefly(self) -> Borrowed<'a, S> {
+        // SAFETY: `self` is consumed and its drop does not run, so this is taken once.
+        unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).borrowed) }
+    }
+
+    /// For when nothing is due, or a later guard does it.
+    #[inline(always)]
+    pub(super) fn unlock(self) {
+        drop(self.briefly());
+    }
+}
+
+impl<'a, S: Share + 'a> Deref for Borrowed<'a, S> {
     type Target = State<S::Buffer>;
 
     #[inline(always)]
@@ -139,10 +151,26 @@ impl<S: Share> Deref for Guard<'_, S> {
     }
 }
 
-impl<S: Share> DerefMut for Guard<'_, S> {
+impl<'a, S: Share + 'a> DerefMut for Borrowed<'a, S> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.state
+    }
+}
+
+impl<'a, S: Share> Deref for Guard<'a, S> {
+    type Target = Borrowed<'a, S>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Self::Target {
+        &self.borrowed
+    }
+}
+
+impl<S: Share> DerefMut for Guard<'_, S> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.borrowed
     }
 }
 
@@ -150,46 +178,37 @@ impl<S: Share> Drop for Guard<'_, S> {
     /// A waker's panic goes on from here, unless the thread unwinds already.
     #[inline(always)]
     fn drop(&mut self) {
-        if self.core.deferred().is_empty() {
-            // SAFETY: a drop runs once, and this branch makes the only call.
-            unsafe { self.end() };
-        } else {
-            // SAFETY: as above.
-            unsafe { self.end_and_wake() };
+        // SAFETY: a drop runs once, and nothing uses the field afterwards.
+        let mut borrowed = unsafe { ManuallyDrop::take(&mut self.borrowed) };
+        if !borrowed.core.deferred().is_empty() {
+            end_and_wake(self.share, borrowed);
         }
     }
 }
 
-impl<S: Share> Guard<'_, S> {
-    /// # Safety
-    ///
-    /// As for [`end`](Self::end).
-    #[inline(never)]
-    unsafe fn end_and_wake(&mut self) {
-        let only = self.core.deferred().take_only();
-        let mut rest = None;
-        if only.is_none() {
-            let state = &mut **self;
-            rest = state.spare.take().map(|spare| state.core.deferred().exchange(spare));
-        }
-        // SAFETY: the caller promises that this is the only call.
-        unsafe { self.end() };
-        let share = self.share;
-        let wake = || match only {
-            Some(only) => only.wake(),
-            None => wake_all(share, rest),
-        };
-        if thread::panicking() {
-            let _ = catch(wake);
-        } else {
-            wake();
-        }
+#[inline(never)]
+fn end_and_wake<S: Share>(share: &S, mut borrowed: Borrowed<'_, S>) {
+    let only = borrowed.core.deferred().take_only();
+    let mut rest = None;
+    if only.is_none() {
+        let state = &mut *borrowed;
+        rest = state.spare.take().map(|spare| state.core.deferred().exchange(spare));
+    }
+    drop(borrowed);
+    let wake = || match only {
+        Some(only) => only.wake(),
+        None => wake_all(share, rest),
+    };
+    if thread::panicking() {
+        let _ = catch(wake);
+    } else {
+        wake();
     }
 }
 
 /// Resumes the first panic once everything is done.
 #[inline(never)]
-fn wake_all<S: Share>(share: &S, work: Option<Box<DeferredWork>>) {
+fn wake_all<S: Share>(share: &S, work: Option<DeferredWork>) {
     let Some(mut work) = work else { return release_deferred(share).resume() };
     let mut panics = work.do_all(|channel, error| end_failed(share, channel, error));
     let mut guard = share.lock();

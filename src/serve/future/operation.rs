@@ -62,15 +62,13 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
 
     #[inline(never)]
     fn take(&mut self, number: u64, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
-        let mut guard = self.channel.share.lock();
-        if guard.core.is_success(number) {
+        let mut state = self.channel.share.lock_briefly();
+        if state.core.is_success(number) {
             self.stage = Stage::Over;
             self.waits = Waits::default();
-            let done = guard.core.take_success(number);
-            guard.unlock();
-            return Poll::Ready(Ok(done));
+            return Poll::Ready(Ok(state.core.take_success(number)));
         }
-        self.take_slowly(guard, number, waker)
+        self.take_slowly(state.until_done(&self.channel.share), number, waker)
     }
 
     #[inline(never)]
@@ -121,15 +119,15 @@ impl<'a, R: AsyncRequest<S::Buffer>, S: Share> AsyncOperation<'a, R, S> {
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
         let mut waker = Some(waker.clone());
-        let mut guard = self.channel.share.lock();
-        match post(&mut guard, self.channel.id, request, None, &mut waker) {
+        let AsyncChannel { share, id, .. } = self.channel;
+        let mut state = share.lock_briefly();
+        match post(&mut state, *id, request, None, &mut waker) {
             Ok(number) => {
-                self.waits = guard.stall_warning.wait();
-                guard.unlock();
+                self.waits = state.stall_warning.wait();
                 self.stage = Stage::Posted(number);
                 Poll::Pending
             }
-            Err(refused) => self.refused(guard, None, refused, waker),
+            Err(refused) => self.refused(state.until_done(share), None, refused, waker),
         }
     }
 

@@ -233,7 +233,7 @@ impl<S: Share> AsyncChannel<S> {
         })
         .await;
         // Keeps messages that arrived before the last send ended.
-        let _ = self.share.lock().core.turn();
+        self.share.lock().core.take_completions();
         stop(&self.share, self.id, TransportError::Stopped);
     }
 

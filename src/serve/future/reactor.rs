@@ -7,7 +7,7 @@ use std::time::Instant;
 
 #[cfg(feature = "mlx5")]
 use super::AsyncChannel;
-use super::locked_loop::{Lock, Locked, Share, State, put_back, stop};
+use super::locked_loop::{Guard, Lock, Locked, Share, State, put_back, stop};
 use super::receive::SharedReceives;
 use super::request::PreparedAsyncChannel;
 use super::timer::Timer;
@@ -17,7 +17,7 @@ use crate::base::panics::Panics;
 use crate::base::parent::Parent;
 use crate::channel::parts::{DEVICE_CHECK_PERIOD, Queue};
 use crate::channel::{ChannelBuilder, TransportError};
-use crate::serve::event_loop::Loop;
+use crate::serve::event_loop::{Loop, Woken};
 use crate::serve::pool::PooledBuffer;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::Context;
@@ -253,28 +253,32 @@ impl<S: Share> Reactor<S> {
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn turn(&self) -> Result<usize> {
-        let mut guard = self.share.lock();
-        let begun = guard.core.begin_turn();
-        guard.stall_warning.turned(begun != Ok(true));
-        if begun == Ok(true) && !guard.core.lacks_credit() && guard.alarm.is_none() {
-            guard.unlock();
+        // Dropped after the lock.
+        let mut woken = Woken::new();
+        let mut state = self.share.lock_briefly();
+        let found = match state.core.begin_turn() {
+            Ok(found) => found,
+            Err(error) => return turn_failed(state.until_done(&self.share), error),
+        };
+        let is_quiet = found == 0 && state.core.is_quiet();
+        state.stall_warning.turned(!is_quiet);
+        let has_clock = state.core.lacks_credit() || state.alarm.is_some();
+        if is_quiet && !has_clock {
+            drop(state);
             return self.count_idle_turn();
         }
-        let turned = begun.map(|_| guard.core.end_turn());
-        let mut must_check = false;
-        if guard.core.lacks_credit() || guard.alarm.is_some() {
-            must_check = guard.look_at_clock();
+        state.core.end_turn(found, &mut woken);
+        let must_check = has_clock && state.look_at_clock();
+        if state.core.deferred().is_empty() {
+            drop(state);
+        } else {
+            drop(state.until_done(&self.share));
         }
-        drop(guard);
+        woken.wake();
         if must_check {
             self.check_connections();
         }
-        match turned {
-            Ok(0) => self.count_idle_turn(),
-            Ok(count) => Ok(count),
-            Err(TransportError::Verbs(error)) => Err(error),
-            Err(_) => Ok(1),
-        }
+        if found == 0 { self.count_idle_turn() } else { Ok(found) }
     }
 
     /// A removed device completes nothing, nor does a peer that is gone, so some idle turns ask the kernel. Returns
@@ -420,6 +424,16 @@ impl<B> State<B> {
             self.next_check = Some(next);
             self.set_alarm(next);
         }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn turn_failed<S: Share>(guard: Guard<'_, S>, error: TransportError) -> Result<usize> {
+    drop(guard);
+    match error {
+        TransportError::Verbs(error) => Err(error),
+        _ => Ok(1),
     }
 }
 

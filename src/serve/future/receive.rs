@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::AsyncChannel;
-use super::locked_loop::{Guard, Lock, Locked, Share, release_quietly};
+use super::locked_loop::{Borrowed, Guard, Lock, Locked, Share, release_quietly};
 use super::operation::result_of;
 use super::stall_warning::Waits;
 use crate::base::debug::debug;
@@ -62,48 +62,47 @@ where
             return Poll::Ready(Err(TransportError::UnknownWork.into()));
         };
         let waker = waker.clone();
-        let mut guard = share.lock();
-        if guard.core.receiving(*id).surplus > 0 {
-            return self.poll_unposted(guard, request, waker);
+        let mut state = share.lock_briefly();
+        if state.core.receiving(*id).surplus > 0 {
+            return self.poll_unposted(state.until_done(share), request, waker);
         }
-        if let Err(refused) = guard.core.post_for_message(*id, request) {
-            return self.refused(guard, refused, waker);
+        if let Err(refused) = state.core.post_for_message(*id, request) {
+            return self.refused(state.until_done(share), refused, waker);
         }
-        if guard.core.has_message(*id) {
-            return self.poll_posted(guard, waker);
+        if state.core.has_message(*id) {
+            return self.poll_posted(state.until_done(share), waker);
         }
-        self.wait_in_line(guard, waker)
+        self.wait_in_line(state, waker)
     }
 
     #[inline(always)]
     fn wait_in_line(
         &mut self,
-        mut guard: Guard<'_, S>,
+        mut state: Borrowed<'a, S>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
         let mut waker = Some(waker);
-        match guard.core.join_line(self.channel.id, Queue::Receive, &mut waker) {
+        match state.core.join_line(self.channel.id, Queue::Receive, &mut waker) {
             Ok(place) => {
-                self.waits = guard.stall_warning.wait();
-                guard.unlock();
+                self.waits = state.stall_warning.wait();
                 self.stage = Stage::Waiting(place);
                 Poll::Pending
             }
-            Err(error) => self.not_in_line(guard, error, waker),
+            Err(error) => self.not_in_line(state.until_done(&self.channel.share), error, waker),
         }
     }
 
     #[inline(never)]
     fn poll_posted(
         &mut self,
-        mut guard: Guard<'_, S>,
+        mut guard: Guard<'a, S>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
         let id = self.channel.id;
         if let Some(message) = guard.core.take_message(id) {
             return self.end(guard, message, Some(waker));
         }
-        self.wait_in_line(guard, waker)
+        self.wait_in_line(guard.briefly(), waker)
     }
 
     /// Without memory for a waiter, the next task gets the posted receive.
@@ -111,7 +110,7 @@ where
     #[inline(never)]
     fn not_in_line(
         &mut self,
-        mut guard: Guard<'_, S>,
+        mut guard: Guard<'a, S>,
         error: TransportError,
         waker: Option<Waker>,
     ) -> Poll<OwnedResult<S::Buffer>> {
@@ -133,7 +132,7 @@ where
     #[inline(never)]
     fn poll_unposted(
         &mut self,
-        mut guard: Guard<'_, S>,
+        mut guard: Guard<'a, S>,
         request: ReceiveWorkRequest<D>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
@@ -156,7 +155,7 @@ where
     #[inline(never)]
     fn refused(
         &mut self,
-        mut guard: Guard<'_, S>,
+        mut guard: Guard<'a, S>,
         refused: Refused<ReceiveWorkRequest<D>>,
         waker: Waker,
     ) -> Poll<OwnedResult<S::Buffer>> {
@@ -181,17 +180,15 @@ where
     #[inline(never)]
     fn take(&mut self, place: u32, waker: &Waker) -> Poll<OwnedResult<S::Buffer>> {
         let AsyncChannel { share, id, .. } = self.channel;
-        let mut guard = share.lock();
+        let mut state = share.lock_briefly();
         if self.request.is_none()
-            && let Some(message) = guard.core.take_only_message(*id, place)
+            && let Some(message) = state.core.take_only_message(*id, place)
         {
             self.stage = Stage::Over;
             self.waits = Waits::default();
-            let message = guard.core.take_success(message);
-            guard.unlock();
-            return Poll::Ready(Ok(message));
+            return Poll::Ready(Ok(state.core.take_success(message)));
         }
-        self.take_slowly(guard, place, waker)
+        self.take_slowly(state.until_done(share), place, waker)
     }
 
     #[inline(never)]
@@ -237,7 +234,7 @@ where
 
     fn end(
         &mut self,
-        mut guard: Guard<'_, S>,
+        mut guard: Guard<'a, S>,
         message: Ended<S::Buffer>,
         own: Option<Waker>,
     ) -> Poll<OwnedResult<S::Buffer>> {
