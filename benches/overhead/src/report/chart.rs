@@ -207,8 +207,8 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Bars of ratios to C, each with its name, and a line at 1.
-pub(crate) fn bars(bars: &[(String, f64)]) -> Result<String, String> {
+/// Bars of ratios, each with its name, and a line at 1, which the axis explains.
+pub(crate) fn bars(bars: &[(String, f64)], axis_says: &str) -> Result<String, String> {
     const HEIGHT: u32 = 24;
     let mut text = String::new();
     {
@@ -217,7 +217,8 @@ pub(crate) fn bars(bars: &[(String, f64)]) -> Result<String, String> {
         let failed = |error: &dyn std::fmt::Display| format!("the bars: {error}");
         area.fill(&WHITE).map_err(|e| failed(&e))?;
         let most = bars.iter().fold(1.0_f64, |most, bar| most.max(bar.1)) * 1.1;
-        let axis = Axis::of(Scale::Doublings, [0.5, most].into_iter());
+        let least = bars.iter().fold(0.5_f64, |least, bar| least.min(bar.1));
+        let axis = Axis::of(Scale::Doublings, [least, most].into_iter());
         let low = axis.range().start;
         let mut chart = ChartBuilder::on(&area)
             .margin(10)
@@ -225,7 +226,7 @@ pub(crate) fn bars(bars: &[(String, f64)]) -> Result<String, String> {
             .build_cartesian_2d(axis, 0.0..bars.len() as f64)
             .map_err(|e| failed(&e))?;
         let mut mesh = chart.configure_mesh();
-        mesh.disable_y_mesh().disable_y_axis().x_desc("instructions, C = 1").label_style(LABELS);
+        mesh.disable_y_mesh().disable_y_axis().x_desc(axis_says).label_style(LABELS);
         mesh.draw().map_err(|e| failed(&e))?;
         for (index, (name, ratio)) in bars.iter().enumerate() {
             let top = (bars.len() - index) as f64;

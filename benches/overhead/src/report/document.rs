@@ -12,7 +12,8 @@ use crate::{REFERENCE, chart};
 pub(crate) struct Sources {
     /// Instructions per operation.
     pub(crate) expected: PathBuf,
-    /// The results of `growth`. Those of the servers are in `servers.tsv` beside it.
+    /// The results of `growth`. Those of the servers are in `servers.tsv` beside it, and those of `script/compare streams` in
+    /// `compare.tsv`.
     pub(crate) growth: PathBuf,
     pub(crate) page: PathBuf,
 }
@@ -61,7 +62,11 @@ fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
     let folder = sources.growth.parent().unwrap_or(Path::new(""));
     let mut files = vec![(sources.page.clone(), page)];
     let bars = bars(&rows)?;
-    files.push((folder.join("glance.svg"), chart::bars(&bars)?));
+    files.push((folder.join("glance.svg"), chart::bars(&bars, "instructions, C = 1")?));
+    let compared = folder.join("compare.tsv");
+    let bars = ratios(&read(&compared)?).map_err(|e| format!("{}: {e}", compared.display()))?;
+    let svg = chart::bars(&bars, "time, TCP by threads = 1")?;
+    files.push((compared.with_extension("svg"), svg));
     for (name, svg) in chart::draw(&points).map_err(about)? {
         files.push((folder.join(name).with_extension("svg"), svg));
     }
@@ -185,6 +190,16 @@ fn requests(rows: &[Row]) -> Vec<Point> {
         Some(Point { chart, series, x, y: row.own })
     };
     rows.iter().filter(|row| Some(&row.profile) == first).filter_map(point).collect()
+}
+
+/// Lines of a name, a tab and a ratio.
+fn ratios(text: &str) -> Result<Vec<(String, f64)>, String> {
+    let ratio = |line: &str| {
+        let (name, ratio) = line.split_once('\t')?;
+        Some((name.to_owned(), ratio.parse().ok()?))
+    };
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| ratio(line).ok_or_else(|| format!("what does this mean: {line}"))).collect()
 }
 
 /// Workloads and layers are rows, profiles are columns.
@@ -336,6 +351,12 @@ mod tests {
         ];
         let found: Vec<_> = requests(&rows).iter().map(|point| (point.x, point.y)).collect();
         assert_eq!(found, [(10.0, 61.0)]);
+    }
+
+    #[test]
+    fn a_bar_has_a_name_and_a_ratio() {
+        assert_eq!(ratios("# a\nb: c\t1.5\n").unwrap(), [("b: c".to_owned(), 1.5)]);
+        assert!(ratios("b\tmany\n").is_err());
     }
 
     #[test]
