@@ -246,13 +246,14 @@ impl ImmediateCounter {
         Self { most, missing: HashMap::new() }
     }
 
-    /// Expects `count` more writes with this immediate. Returns whether all have come: then it is forgotten.
+    /// Expects `count` more writes with this immediate. Returns whether all that are expected have come. What has come
+    /// beyond them counts for the next that are expected; if there is nothing, the immediate is forgotten.
     ///
     /// # Errors
     ///
     /// As many immediates are counted as fit.
     pub fn expect(&mut self, immediate: u32, count: u32) -> Result<bool, TooManyImmediates> {
-        self.add(immediate, count.into())
+        self.add(immediate, count.into()).map(|missing| missing <= 0)
     }
 
     /// A write with this immediate has come. Returns whether it was the last that is expected: then the immediate is
@@ -262,10 +263,11 @@ impl ImmediateCounter {
     ///
     /// As many immediates are counted as fit.
     pub fn arrived(&mut self, immediate: u32) -> Result<bool, TooManyImmediates> {
-        self.add(immediate, -1)
+        self.add(immediate, -1).map(|missing| missing == 0)
     }
 
-    fn add(&mut self, immediate: u32, more: i64) -> Result<bool, TooManyImmediates> {
+    /// Returns what is missing then.
+    fn add(&mut self, immediate: u32, more: i64) -> Result<i64, TooManyImmediates> {
         let counted = self.missing.len();
         match self.missing.entry(immediate) {
             Entry::Occupied(mut missing) => {
@@ -275,13 +277,13 @@ impl ImmediateCounter {
                 if left == 0 {
                     missing.remove();
                 }
-                Ok(left == 0)
+                Ok(left)
             }
-            Entry::Vacant(_) if more == 0 => Ok(true),
+            Entry::Vacant(_) if more == 0 => Ok(0),
             Entry::Vacant(_) if counted >= self.most => Err(TooManyImmediates { immediate }),
             Entry::Vacant(place) => {
                 place.insert(more);
-                Ok(false)
+                Ok(more)
             }
         }
     }
@@ -331,6 +333,15 @@ mod tests {
         assert_eq!((counter.arrived(1), counter.arrived(1)), (Ok(false), Ok(true)));
         counter.arrived(1).unwrap();
         counter.forget(1);
+        assert!(counter.is_empty());
+    }
+
+    #[test]
+    fn writes_of_a_next_round_that_come_early_do_not_hide_the_end_of_this_one() {
+        let mut counter = ImmediateCounter::new(1);
+        (0..3).for_each(|_| assert_eq!(counter.arrived(1), Ok(false)));
+        assert_eq!(counter.expect(1, 2), Ok(true), "the third is of the next round");
+        assert_eq!((counter.expect(1, 2), counter.arrived(1)), (Ok(false), Ok(true)));
         assert!(counter.is_empty());
     }
 
