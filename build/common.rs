@@ -65,8 +65,14 @@ pub(crate) fn is_set(name: &str) -> bool {
 
 /// The program that an environment variable names, or `default` if it is not set.
 pub(crate) fn program(variable: &str, default: &str) -> String {
-    let values = of_target(variable).into_iter().filter_map(|name| env::var(name).ok());
-    values.into_iter().find(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
+    named(variable).map_or_else(|| default.to_owned(), |(_, program)| program)
+}
+
+/// The variable, or its variant for the target, that names a program, and what it names.
+pub(crate) fn named(variable: &str) -> Option<(String, String)> {
+    let variants = of_target(variable).into_iter();
+    let mut set = variants.filter_map(|name| env::var(&name).ok().map(|value| (name, value)));
+    set.find(|(_, value)| !value.is_empty())
 }
 
 /// Returns the result of an operation on a file or folder. An error ends the build.

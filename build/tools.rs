@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::{env, fs, io};
 
-use crate::common::{exit_after_errors, feature, is_set, program, report_error};
+use crate::common::{exit_after_errors, feature, is_set, named, program, report_error};
 
 /// The tools that were found.
 pub(crate) struct Found {
@@ -53,7 +53,10 @@ pub(crate) fn check_tools(out: &Path, documentation_only: bool, bundled: bool) -
                 found.versions += "\n";
             }
             Err(Trouble::Missing) => {
-                troubles.push(missing(&format!("`{name}` is"), debian, fedora, ""));
+                let variables = ["CMAKE", "PKG_CONFIG"].into_iter().filter_map(named);
+                let variable = variables.into_iter().find(|(_, program)| program == name);
+                let absent = || missing(&format!("`{name}` is"), debian, fedora, "");
+                troubles.push(variable.map_or_else(absent, is_not_there));
             }
             Err(Trouble::Fails(why)) => troubles.push(format!("`{name}` does not work: {why}")),
         }
@@ -98,6 +101,11 @@ fn missing(what: &str, debian: &str, fedora: &str, why: &str) -> String {
     )
 }
 
+/// A message about a program that a variable names.
+fn is_not_there((variable, program): (String, String)) -> String {
+    format!("there is no program `{program}`, which the variable {variable} names")
+}
+
 /// Returns what a program has printed, if it ended successfully.
 fn started(output: io::Result<Output>) -> Result<String, Trouble> {
     let output = output.map_err(|e| match e.kind() {
@@ -110,7 +118,7 @@ fn started(output: io::Result<Output>) -> Result<String, Trouble> {
     }
     let said = text(&output.stderr) + &text(&output.stdout);
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
-    let first = lines().next().unwrap_or("nothing");
+    let first = lines().next().unwrap_or("it prints nothing");
     // Some say first where they are.
     let error = lines().find(|line| line.to_lowercase().contains("error:"));
     Err(Trouble::Fails(match error {
@@ -125,11 +133,12 @@ fn c_compiler(out: &Path) -> Result<(), String> {
     let musl = env::var("CARGO_CFG_TARGET_ENV").as_deref() == Ok("musl");
     let why = match finds(&["stdlib.h", "linux/types.h"]) {
         Ok(()) => return makes_objects(out),
-        Err(Trouble::Missing) if musl => {
-            return Err(missing("a C compiler for musl is", "musl-tools", "musl-gcc", ""));
-        }
         Err(Trouble::Missing) => {
-            return Err(missing("a C compiler is", "gcc libc6-dev", "gcc glibc-devel", ""));
+            let absent = || match musl {
+                true => missing("a C compiler for musl is", "musl-tools", "musl-gcc", ""),
+                false => missing("a C compiler is", "gcc libc6-dev", "gcc glibc-devel", ""),
+            };
+            return Err(named("CC").map_or_else(absent, is_not_there));
         }
         Err(Trouble::Fails(why)) if finds(&[]).is_err() => {
             return Err(format!("the C compiler does not work: {why}"));

@@ -319,6 +319,18 @@ fn tools_that_fail_are_not_missing() {
     assert_says(&machine.errors(), "`cmake` does not work", "Permission denied");
 }
 
+#[cfg(not(feature = "system"))]
+#[test]
+fn a_program_that_a_variable_names_and_that_is_not_there_is_named_with_it() {
+    for variable in ["CC", "CMAKE", "PKG_CONFIG"] {
+        let machine = Machine::without("named", &[]).set("CARGO_FEATURE_NEIGH", "1");
+        let errors = machine.set(variable, "no-such-program").errors();
+        assert_says(&errors, "no program `no-such-program`", &format!("the variable {variable} "));
+    }
+    let errors = Machine::without("silent", &[]).with("cc", "exit 1").errors();
+    assert_says(&errors, "the C compiler does not work", "it prints nothing");
+}
+
 #[test]
 fn musl_c_compiler() {
     let errors = Machine::for_musl("musl cc", None).errors();
