@@ -4,7 +4,7 @@ use super::Channel;
 use super::error::TransportResult;
 use super::operation::{Operation, Queue};
 use super::posting::{IntoReceive, IntoSend, WorkRequest};
-use crate::base::error::err_from_call;
+use crate::base::err_from_call;
 use crate::verbs::completion::WorkSuccess;
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};

@@ -2,9 +2,7 @@ use super::core::Core;
 use super::link::Link;
 use super::pending_work::PendingWork;
 use super::wait::CancelHandle;
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, debug, ffi};
 use crate::verbs::queue_pair::QueuePairEndpoint;
 
 /// A connection to one peer over which data is moved without `unsafe`: by sends and receives, and by

@@ -16,8 +16,7 @@ use super::in_flight::InFlight;
 use super::operation::{Limits, Queue, Target, Templates};
 use super::slot::{Slot, State};
 use super::wait::{Cancel, Sleep};
-use crate::base::debug::debug;
-use crate::base::ffi;
+use crate::base::{debug, ffi};
 use crate::verbs::completion::WorkSuccess;
 use crate::verbs::device::Clock;
 

@@ -1,8 +1,6 @@
 use std::fmt;
 
-use crate::base::debug::debug;
-use crate::base::error::{Error, ErrorKind, StateError};
-use crate::base::trace;
+use crate::base::{Error, ErrorKind, StateError, debug, trace};
 use crate::verbs::completion::{WorkError, WorkErrorClass, WorkSuccess};
 
 /// Why an operation on a [`Channel`](crate::Channel) failed, or may have failed.

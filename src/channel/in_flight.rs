@@ -14,8 +14,7 @@ use std::ptr::NonNull;
 use super::error::no_memory;
 use super::operation::Queue;
 use super::slot::{Generations, Slot, State};
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, ffi};
 
 const MAX_SLOTS: usize = 1 << 30;
 

@@ -3,7 +3,7 @@ use std::time::Instant;
 use super::Channel;
 use super::core::Core;
 use super::error::TransportResult;
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result};
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::operation::WriteWorkRequest;
 

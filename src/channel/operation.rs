@@ -7,9 +7,7 @@ use std::ptr;
 use std::ptr::NonNull;
 
 use super::error::TransportResult;
-use crate::base::debug::debug;
-use crate::base::error::Error;
-use crate::base::ffi;
+use crate::base::{Error, debug, ffi};
 use crate::verbs::operation::sealed::{Kind, Undirected};
 use crate::verbs::operation::{
     Receive, SIGNALED, check, check_receive, count_filled, takes_receive, without_empty,

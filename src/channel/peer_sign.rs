@@ -4,9 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 #[cfg(feature = "async")]
-use crate::base::error::Error;
-use crate::base::error::Result;
-use crate::base::linux;
+use crate::base::Error;
+use crate::base::{Result, linux};
 use crate::verbs::device::event_file;
 
 #[allow(unreachable_pub, reason = "a sealed trait names it where there is the connection manager")]

@@ -1,7 +1,6 @@
 use super::Channel;
 use super::link::Link;
-use crate::base::c_enum::setters;
-use crate::base::error::{Result, StateError};
+use crate::base::{Result, StateError, setters};
 use crate::verbs::queue_pair::QueuePairEndpoint;
 use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};
 

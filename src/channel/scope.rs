@@ -10,8 +10,7 @@ use super::posting::{IntoReceive, IntoSend, KeptReceive, KeptSend, WorkRequest};
 use super::scoped_work::ScopedPendingWork;
 use super::slot::State;
 use super::stop::ScopeExit;
-use crate::base::debug::debug;
-use crate::base::error::err_from_call;
+use crate::base::{debug, err_from_call};
 use crate::verbs::memory::{BorrowedBuffer, GatherBuffer, RemoteMemoryRegion, ScatterBuffer, keep};
 use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
 

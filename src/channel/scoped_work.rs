@@ -7,7 +7,7 @@ use super::error::TransportResult;
 use super::operation::Queue;
 use super::slot::{Slot, State};
 use super::wait::Wait;
-use crate::base::debug::debug;
+use crate::base::debug;
 use crate::verbs::completion::WorkSuccess;
 use crate::verbs::memory::{GatherBuffer, KeptLength};
 

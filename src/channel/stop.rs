@@ -24,10 +24,7 @@ use super::core::Core;
 use super::error::{TransportError, TransportResult};
 use super::slot::State;
 use super::wait::{DEVICE_CHECK_PERIOD, Wait};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Object;
-use crate::base::trace;
+use crate::base::{Error, Object, Result, ffi, trace};
 
 /// In a row.
 pub(crate) const POLL_FAILURES: u32 = 16;

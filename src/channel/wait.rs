@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::error::{TransportError, TransportResult};
-use crate::base::debug::debug;
-use crate::base::error::{ErrorKind, Result};
+use crate::base::{ErrorKind, Result, debug};
 use crate::verbs::completion::{CompletionQueue, Waiters};
 
 /// A reading of the clock costs about as much as a poll.

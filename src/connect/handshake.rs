@@ -3,13 +3,13 @@
 #[cfg(feature = "async")]
 use std::os::fd::BorrowedFd;
 
+#[cfg(feature = "rdmacm")]
+use crate::base::QueuePairType;
 #[cfg(feature = "async")]
-use crate::base::error::Result;
-use crate::base::error::StateError;
+use crate::base::Result;
+use crate::base::StateError;
 #[cfg(feature = "rdmacm")]
 use crate::base::ffi;
-#[cfg(feature = "rdmacm")]
-use crate::base::queue_pair_state::QueuePairType;
 #[cfg(feature = "channel")]
 use crate::channel::{Channel, PreparedChannel};
 use crate::verbs::queue_pair::{Connected, PreparedQueuePair, QueuePair, QueuePairEndpoint};

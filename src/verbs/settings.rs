@@ -23,9 +23,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::base::c_enum::c_enum;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, c_enum, ffi};
 
 /// A number with an upper limit.
 macro_rules! bounded_number {

@@ -14,10 +14,10 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Parent, Result, ffi};
 use crate::verbs::completion::WorkError;
 use crate::verbs::device::Clock;
+use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
 use crate::verbs::queue_pair::QueuePairEndpoint;
 
@@ -48,7 +48,7 @@ pub(super) struct CreditWords {
 }
 
 pub(super) fn register<'res>(
-    domain: crate::base::parent::Parent<'res, crate::verbs::domain::ProtectionDomain<'res>>,
+    domain: Parent<'res, ProtectionDomain<'res>>,
 ) -> Result<CreditRegion<'res>> {
     let mut access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
     if domain.context().is_iwarp() {

@@ -4,9 +4,7 @@ use std::os::raw::c_int;
 
 use super::error::ConnectionError;
 use super::id::Id;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
+use crate::base::{Error, QueuePairState, QueuePairType, Result, ffi};
 use crate::connect::handshake::Handshake;
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::queue_pair::{PreparedQueuePair, QueuePair, Rc, Transport};
@@ -22,8 +20,7 @@ impl Connectable for PreparedQueuePair<'_, QueuePairType> {}
 pub(super) type Connected<P> = <P as Handshake>::Connected;
 
 pub(crate) mod sealed {
-    use crate::base::error::Result;
-    use crate::base::ffi;
+    use crate::base::{Result, ffi};
     #[cfg(feature = "channel")]
     use crate::channel::parts::PeerSign;
     use crate::verbs::memory::RemoteMemoryRegion;
@@ -134,8 +131,7 @@ impl<T: Transport> Object for PreparedQueuePair<'_, T> {
 mod channels {
     use super::sealed::Connected;
     use super::{Connectable, Object, Settings};
-    use crate::base::error::Result;
-    use crate::base::ffi;
+    use crate::base::{Result, ffi};
     use crate::channel::parts::PeerSign;
     use crate::channel::{Channel, PreparedChannel};
     use crate::verbs::memory::RemoteMemoryRegion;

@@ -15,9 +15,7 @@ use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
 use super::{Connectable, Step, WAIT};
-use crate::base::debug::debug;
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairState;
+use crate::base::{QueuePairState, Result, debug, ffi};
 use crate::connect::handshake::Handshake;
 use crate::verbs::device::event_file;
 use crate::verbs::memory::RemoteMemoryRegion;
@@ -197,11 +195,11 @@ impl sealed::Object for Separate {
         self.0
     }
 
-    fn agree(&self, _: Option<RemoteMemoryRegion>) -> crate::base::error::Result<()> {
+    fn agree(&self, _: Option<RemoteMemoryRegion>) -> Result<()> {
         Ok(())
     }
 
-    fn modify(&mut self, _: &mut ffi::ibv_qp_attr, _: u32) -> crate::base::error::Result<()> {
+    fn modify(&mut self, _: &mut ffi::ibv_qp_attr, _: u32) -> Result<()> {
         Ok(())
     }
 }
@@ -212,7 +210,7 @@ impl sealed::Connected for Separate {
     fn end(&mut self) {}
 }
 
-fn make_ready(id: &mut Id, object: &mut impl sealed::Connected) -> crate::base::error::Result<()> {
+fn make_ready(id: &mut Id, object: &mut impl sealed::Connected) -> Result<()> {
     advance(id, object, QueuePairState::ReadyToReceive)?;
     advance(id, object, QueuePairState::ReadyToSend)?;
     object.established();

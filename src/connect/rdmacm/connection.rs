@@ -10,9 +10,7 @@ use super::connectable::sealed;
 use super::event::{ConnectionEvent, ConnectionEventKind};
 use super::id::Id;
 use super::private_data::PrivateData;
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::Result;
+use crate::base::{Result, debug, getters};
 use crate::verbs::queue_pair::EnhancedConnection;
 
 /// A connected queue pair or channel, with the control part that reports the end of the connection.

@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use std::path::Path;
 use std::{fs, mem};
 
-use crate::base::device_access::{Unusable, devices_folder, names};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::hooks;
+use crate::base::{
+    Error, Result,
+    device_access::{Unusable, devices_folder, names},
+    ffi, hooks,
+};
 use crate::verbs::device;
 
 /// `peer`: the address is a peer's, not one to listen at.

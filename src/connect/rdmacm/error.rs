@@ -5,7 +5,7 @@ use std::{fmt, io};
 use super::diagnose;
 use super::event::{ConnectionEvent, ConnectionEventKind, Copied};
 use super::private_data::PrivateData;
-use crate::base::error::{Error, ErrorKind, StateError};
+use crate::base::{Error, ErrorKind, StateError};
 
 /// Why a connection was not established.
 ///

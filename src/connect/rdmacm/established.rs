@@ -4,10 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::error::Result;
-use crate::base::ffi;
-use crate::base::linux;
-use crate::base::queue_pair_state::QueuePairState;
+use crate::base::{QueuePairState, Result, ffi, linux};
 use crate::channel::parts::PeerSign;
 use crate::verbs::device::event_file;
 

@@ -10,9 +10,7 @@ use std::{fs, io, ptr, slice};
 
 use super::WAIT;
 use super::private_data::PrivateData;
-use crate::base::c_enum::{c_enum, getters};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, c_enum, ffi, getters};
 use crate::verbs::device::{event_file, fork, no_device_for};
 
 c_enum! {

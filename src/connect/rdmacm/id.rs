@@ -15,9 +15,7 @@ use super::error::ConnectionError;
 #[cfg(feature = "channel")]
 use super::established::Established;
 use super::event::{Copied, EventChannel};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairState;
+use crate::base::{Error, QueuePairState, Result, ffi};
 #[cfg(feature = "channel")]
 use crate::channel::parts::PeerSign;
 use crate::verbs::device::{Context, Device, TransportType, devices};

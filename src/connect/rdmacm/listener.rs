@@ -12,10 +12,7 @@ use super::event::{ConnectionEventKind, Copied, EventChannel};
 use super::id::Id;
 use super::private_data::{Message, PrivateData};
 use super::{Connectable, WAIT};
-use crate::base::c_enum::{getters, setters};
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, debug, ffi, getters, setters};
 use crate::verbs::device::{Context, event_file};
 use crate::verbs::queue_pair::EnhancedConnection;
 

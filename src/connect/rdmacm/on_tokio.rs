@@ -14,7 +14,7 @@ use super::event::ConnectionEvent;
 use super::listener::{ConnectionRequest, Listener};
 use super::route::{Route, RouteBuilder, RouteResolution};
 use super::{Connectable, Step};
-use crate::base::error::Result;
+use crate::base::Result;
 use crate::verbs::device::on_tokio::readable;
 
 async fn finish<P: AsFd, D>(

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result};
 use crate::verbs::memory::RemoteMemoryRegion;
 
 /// The private data of a connection request, an answer or a rejection.

@@ -12,12 +12,9 @@ use super::error::ConnectionError;
 use super::event::{ConnectionEventKind, Copied};
 use super::id::Id;
 use super::{Connectable, Step};
-use crate::base::c_enum::{getters, setters};
-use crate::base::debug::debug;
 #[cfg(rdma_core_65)]
-use crate::base::error::Error;
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::Error;
+use crate::base::{Result, debug, ffi, getters, setters};
 use crate::verbs::device::Context;
 use crate::verbs::queue_pair::EnhancedConnection;
 use crate::verbs::settings::AckTimeout;

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use super::error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
 use super::exchange::{Exchange, Exchanged, Role};
-use crate::base::error::StateError;
+use crate::base::StateError;
 use crate::connect::handshake::{Handshake, Step};
 
 /// A stream of bytes of an asynchronous runtime, over which two sides can connect.

@@ -2,7 +2,7 @@ use std::ffi::{CStr, c_char};
 use std::net::SocketAddr;
 use std::{fmt, io};
 
-use crate::base::error::{Error, ErrorKind, StateError};
+use crate::base::{Error, ErrorKind, StateError};
 
 /// The most private data that [`PreparedChannel::connect`](crate::PreparedChannel::connect) and similar methods
 /// exchange: 8 KiB.

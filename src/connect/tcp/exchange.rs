@@ -4,8 +4,7 @@ use std::io::{self, Read, Write};
 
 use super::error::{ExchangeError, ExchangeStage};
 use super::wire;
-use crate::base::debug::debug;
-use crate::base::error::StateError;
+use crate::base::{StateError, debug};
 use crate::connect::handshake::{Handshake, Step};
 use crate::verbs::queue_pair::QueuePairEndpoint;
 

@@ -6,8 +6,7 @@ use std::{fmt, thread};
 
 use super::error::{ExchangeError, ExchangeStage};
 use super::exchange::{Exchange, Exchanged, Role};
-use crate::base::debug::debug;
-use crate::base::panics::catch;
+use crate::base::{debug, panics::catch};
 use crate::connect::handshake::{Handshake, Step};
 
 /// A stream over which two sides can connect: its waits can have a deadline.

@@ -15,15 +15,12 @@ use std::time::Instant;
 
 use super::waiters::Waker;
 use super::waiters::{Read, Waiters};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::event_acks::EventFile;
-use crate::base::ffi;
-use crate::base::handle::{Handle, Object, object, resource};
-use crate::base::hooks;
 #[cfg(feature = "channel")]
 use crate::base::linux;
-use crate::base::parent::Parent;
+use crate::base::{
+    Error, Handle, Object, Parent, Result, debug, event_acks::EventFile, ffi, hooks, object,
+    resource,
+};
 use crate::verbs::device::{Context, event_file};
 
 object!(ibv_comp_channel, ibv_destroy_comp_channel);

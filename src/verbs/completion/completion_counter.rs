@@ -1,9 +1,4 @@
-use crate::base::c_enum::c_enum;
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::ffi;
-use crate::base::handle::{Handle, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Handle, Parent, Result, c_enum, debug, ffi, object, resource};
 use crate::verbs::device::Context;
 
 object!(ibv_comp_cntr, ibv_destroy_comp_cntr);

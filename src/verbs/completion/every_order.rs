@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use super::extended_completion::OnePoller;
 use super::waiters::{Read, Waiters, Waker};
-use crate::base::error::{ErrorKind, Result};
-use crate::base::sync::{Condvar, Mutex, MutexGuard, in_every_order};
+use crate::base::{
+    ErrorKind, Result,
+    sync::{Condvar, Mutex, MutexGuard, in_every_order},
+};
 use crate::verbs::device::event_file;
 
 /// The state that provider and kernel have.

@@ -2,11 +2,10 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::work_completion::{WorkError, WorkOpcode, WorkStatus, WorkSuccess};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Handle;
-use crate::base::sync::{AtomicBool, Ordering};
+use crate::base::{
+    Error, Handle, Result, debug, ffi,
+    sync::{AtomicBool, Ordering},
+};
 use crate::verbs::device::{Context, DeviceAttributes, quirks};
 
 /// The current completion of an extended queue.

@@ -20,10 +20,7 @@ use std::time::Instant;
 
 use super::extended_completion::{CompletionFields, ExtendedCompletion};
 use super::queue::CompletionQueue;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::parent::Parent;
+use crate::base::{Error, Parent, Result, debug, ffi};
 
 /// Polls an [extended](crate::CompletionQueueBuilder::extended) completion queue (`struct ibv_cq_ex`) without copying
 /// its completions.

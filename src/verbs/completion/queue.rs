@@ -12,11 +12,7 @@ use super::completion_channel::{CompletionChannel, WaitChannel};
 use super::extended_completion::Extended;
 use super::waiters::Waiters;
 use super::work_completion::WorkCompletion;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, object, resource};
 use crate::verbs::device::Context;
 use crate::verbs::domain::ProtectionDomain;
 

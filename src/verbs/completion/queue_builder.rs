@@ -4,13 +4,11 @@ use std::time::Duration;
 use super::completion_channel::{CompletionChannel, WaitChannel};
 use super::extended_completion::{CompletionFields, Extended};
 use super::queue::{CompletionQueue, Notifier};
-use crate::base::c_enum::setters;
-use crate::base::debug::debug;
-use crate::base::error::{Detail, Error, Result};
-use crate::base::ffi;
-use crate::base::ffi::ibv_cq_init_attr_mask as Mask;
-use crate::base::handle::Handle;
-use crate::base::parent::Parent;
+use crate::base::{
+    Detail, Error, Handle, Parent, Result, debug,
+    ffi::{self, ibv_cq_init_attr_mask as Mask},
+    setters,
+};
 use crate::verbs::device::{Context, ModerationCapabilities, quirks};
 use crate::verbs::domain::ProtectionDomain;
 

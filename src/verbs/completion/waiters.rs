@@ -19,9 +19,10 @@
 //! [`Waiters::wake_all`], which takes the lock: by then the waiter has seen it, sleeps on the condition variable, or
 //! reads. A reader that may be cancelled also polls the file of a [`Waker`].
 
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::ffi;
-use crate::base::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use crate::base::{
+    Error, ErrorKind, Result, ffi,
+    sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering},
+};
 use crate::verbs::device::event_file;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{OnceLock, PoisonError};
@@ -294,7 +295,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::base::error::Error;
+    use crate::base::Error;
 
     const SOON: Duration = Duration::from_millis(50);
     const LATE: Duration = Duration::from_secs(60);

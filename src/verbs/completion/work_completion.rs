@@ -1,8 +1,6 @@
 use std::{fmt, ptr};
 
-use crate::base::c_enum::{c_enum, getters};
-use crate::base::debug::debug;
-use crate::base::ffi;
+use crate::base::{c_enum, debug, ffi, getters};
 
 /// `struct ibv_wc`: the completion of a work request, as [`CompletionQueue::poll`] returns it, in C's layout.
 ///

@@ -10,13 +10,11 @@ use std::time::Instant;
 
 use super::context::Context;
 use super::{event_file, quirks};
-use crate::base::c_enum::c_enum;
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::event_acks::{self, EventFile};
-use crate::base::ffi;
-use crate::base::parent::Parent;
-use crate::base::trace;
+use crate::base::{
+    Parent, Result, c_enum, debug,
+    event_acks::{self, EventFile},
+    ffi, trace,
+};
 
 const GET: &str = "ibv_get_async_event";
 

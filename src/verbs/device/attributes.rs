@@ -7,9 +7,7 @@ use super::capabilities::{
     TagMatchingCapabilities, TagMatchingFlags,
 };
 use super::gid::Guid;
-use crate::base::c_enum::{c_enum, serialized_getters};
-use crate::base::debug::debug;
-use crate::base::ffi;
+use crate::base::{c_enum, debug, ffi, serialized_getters};
 
 /// `struct ibv_device_attr_ex`: the limits and capabilities of a device.
 ///

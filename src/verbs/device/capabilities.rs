@@ -1,5 +1,4 @@
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{QueuePairType, ffi};
 
 bitflags::bitflags! {
     /// `ibv_device_cap_flags`: what a device can do. The upper 32 bits are those of `device_cap_flags_ex`.

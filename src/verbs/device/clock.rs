@@ -5,10 +5,9 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::context::Context;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
 #[cfg(feature = "channel")]
 use crate::base::hooks;
+use crate::base::{Error, Result, ffi};
 
 /// The time for *when to post*: virtual on a simulated network, so that the same calls give the same packets. Callers'
 /// deadlines are always the machine's.

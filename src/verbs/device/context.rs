@@ -9,13 +9,10 @@ use super::endpoint_gids::{EndpointGid, EndpointGids};
 use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
 use super::{Device, TransportType, fork};
-use crate::base::debug::debug;
-use crate::base::device_access::Unusable;
-use crate::base::error::{Detail, Error, Result};
-use crate::base::ffi;
-use crate::base::gid_class::GidClass;
-use crate::base::handle::{Handle, object, resource};
-use crate::base::linux;
+use crate::base::{
+    Detail, Error, GidClass, Handle, Result, debug, device_access::Unusable, ffi, linux, object,
+    resource,
+};
 
 object!(ibv_context, ibv_close_device);
 

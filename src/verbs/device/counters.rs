@@ -4,9 +4,7 @@ use std::sync::atomic::Ordering;
 use std::{fmt, fs, io};
 
 use super::{Context, Device};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Object;
+use crate::base::{Error, Object, Result, ffi};
 
 const VERB: &str = "counters";
 

@@ -1,11 +1,7 @@
 //! EFA (feature `efa`): Elastic Fabric Adapters beyond `verbs.h`.
 
 use super::context::Context;
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::direct;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, direct, ffi, getters};
 
 const VERB: &str = "efadv_query_device";
 

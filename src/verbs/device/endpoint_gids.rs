@@ -7,7 +7,7 @@
 use std::net::Ipv6Addr;
 
 use super::gid::{Gid, GidEntry, GidType};
-use crate::base::gid_class::GidClass;
+use crate::base::GidClass;
 
 impl From<GidType> for GidClass {
     fn from(gid_type: GidType) -> Self {

@@ -2,10 +2,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::hooks;
-use crate::base::linux;
+use crate::base::{Error, Result, ffi, hooks, linux};
 
 /// Readable when one of the files is.
 pub(crate) fn any_of(files: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
@@ -202,7 +199,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::base::error::ErrorKind;
+    use crate::base::ErrorKind;
 
     const SOON: Duration = Duration::from_millis(20);
 

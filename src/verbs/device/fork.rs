@@ -1,8 +1,6 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::base::c_enum::c_enum;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, c_enum, ffi};
 
 c_enum! {
     /// `enum ibv_fork_status`: whether a program that uses RDMA may fork.

@@ -3,9 +3,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use crate::base::c_enum::c_enum;
-use crate::base::ffi;
-use crate::base::hooks::hooks;
+use crate::base::{Error, Result, c_enum, ffi, hooks::hooks};
 
 /// `union ibv_gid`: the 128-bit address of a port, in the form of an IPv6 address.
 ///
@@ -188,10 +186,10 @@ impl GidEntry {
         }
     }
 
-    pub(super) fn short_index(&self) -> crate::base::error::Result<u8> {
+    pub(super) fn short_index(&self) -> Result<u8> {
         u8::try_from(self.index).map_err(|_| {
             let (what, value) = ("the index of the routable GID", self.index.into());
-            crate::base::error::Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into())
+            Error::out_of_range("ibv_modify_qp", what, value, 0, u8::MAX.into())
         })
     }
 }

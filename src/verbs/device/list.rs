@@ -8,11 +8,11 @@ use std::{fmt, fs, io};
 
 use super::context::Context;
 use super::{Device, fork};
-use crate::base::device_access::{FILES, Unusable, abi_of_verbs, devices_folder, names, sysfs};
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::ffi;
-use crate::base::hooks;
-use crate::base::trace;
+use crate::base::{
+    Error, ErrorKind, Result,
+    device_access::{FILES, Unusable, abi_of_verbs, devices_folder, names, sysfs},
+    ffi, hooks, trace,
+};
 
 /// libibverbs' `IB_USER_VERBS_MIN_ABI_VERSION` and `.._MAX_..`.
 const KERNEL_ABI: RangeInclusive<u32> = 3..=6;

@@ -2,10 +2,7 @@
 
 use super::Device;
 use super::context::Context;
-use crate::base::debug::debug;
-use crate::base::direct;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, direct, ffi};
 
 const VERB: &str = "mlx5dv_query_device";
 

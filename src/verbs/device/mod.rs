@@ -84,10 +84,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use crate::base::c_enum::c_enum;
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, c_enum, debug, ffi};
 
 /// `struct ibv_device`: a device in a [`DeviceList`].
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@ use std::os::fd::BorrowedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result};
 
 /// The files of a removed device have an error.
 pub(crate) const EVENTS: Interest = Interest::READABLE.add(Interest::ERROR);

@@ -1,6 +1,4 @@
-use crate::base::c_enum::{c_enum, display_texts, serialized_getters};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, c_enum, display_texts, ffi, serialized_getters};
 use crate::verbs::settings::MaximumTransferUnit;
 
 /// `struct ibv_port_attr`: a port's attributes when [`Context::query_port`](crate::Context::query_port)

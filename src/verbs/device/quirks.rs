@@ -2,7 +2,7 @@
 //! the software device has its own.
 
 use super::attributes::DeviceAttributes;
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result};
 
 const RXE: (u32, u32) = (0xff_ffff, 0);
 

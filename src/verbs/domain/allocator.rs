@@ -5,12 +5,7 @@ use std::ptr;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object, resource};
-use crate::base::panics;
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, object, panics, resource};
 use crate::verbs::device::Context;
 
 /// Where providers take the memory of queues from: see

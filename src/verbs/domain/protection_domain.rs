@@ -1,12 +1,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::allocator::{Allocator, Registered, ThreadDomain};
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, getters, object, resource};
 use crate::verbs::device::Context;
 
 object!(ibv_pd, ibv_dealloc_pd or ibv_unimport_pd);

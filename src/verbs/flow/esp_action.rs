@@ -1,12 +1,7 @@
 use std::ptr;
 
 use super::matches::HeaderMatch;
-use crate::base::c_enum::setters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Parent, Result, debug, ffi, object, resource, setters};
 use crate::verbs::device::Context;
 
 object!(ibv_flow_action, ibv_destroy_flow_action);

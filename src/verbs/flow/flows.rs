@@ -1,11 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::rule::{Counter, Counters, Held, Rule, VERB};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object};
-use crate::base::parent::Parent;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, Handle, Leak, Parent, QueuePairType, Result, ffi, object};
 use crate::verbs::device::Context;
 
 object!(ibv_flow, ibv_destroy_flow);

@@ -1,7 +1,6 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::base::debug::debug;
-use crate::base::ffi;
+use crate::base::{debug, ffi};
 
 /// A header that a [`Rule`](crate::flow::Rule) matches. The trait is sealed.
 pub trait HeaderMatch: private::Header {}

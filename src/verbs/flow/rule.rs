@@ -2,12 +2,9 @@ use std::ptr;
 
 use super::esp_action::EspAction;
 use super::matches::HeaderMatch;
-use crate::base::c_enum::{c_enum, setters};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{
+    Error, Handle, Leak, Parent, Result, c_enum, debug, ffi, object, resource, setters,
+};
 use crate::verbs::device::Context;
 
 pub(super) const VERB: &str = "ibv_create_flow";

@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fmt, panic, ptr, thread};
 
-use crate::base::error::{Error, Result};
-use crate::base::panics;
+use crate::base::{Error, Result, panics};
 
 #[derive(Debug)]
 pub(super) struct Allocation {

@@ -1,8 +1,6 @@
 use super::scatter_gather::{Element, GatherElement, ScatterElement, private};
 use super::slice::{MemorySlice, MemorySliceMut};
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, debug, ffi};
 
 use std::ptr::NonNull;
 

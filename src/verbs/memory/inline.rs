@@ -5,8 +5,7 @@ use std::mem::MaybeUninit;
 
 use super::buffer::{BorrowedBuffer, GatherBuffer};
 use super::scatter_gather::{private, sge};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, ffi};
 
 /// Bytes that the post copies: they need not be registered, and can be used again at once.
 ///

@@ -1,8 +1,4 @@
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Parent, Result, debug, ffi, object, resource};
 use crate::verbs::device::mlx5;
 use crate::verbs::domain::ProtectionDomain;
 

@@ -2,9 +2,7 @@ use std::alloc::Layout;
 
 use super::allocation::{Allocation, HugePages, page_size};
 use super::scatter_gather::GatherElement;
-use crate::base::c_enum::{c_enum, setters};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, c_enum, ffi, setters};
 use crate::verbs::device::OnDemandPaging;
 use crate::verbs::domain::ProtectionDomain;
 

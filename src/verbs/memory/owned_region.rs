@@ -8,8 +8,7 @@ use super::region_buffer::RegionBuffer;
 use super::registration;
 use super::registration::{ReregisterError, Reregistration, register};
 use super::scatter_gather::Element;
-use crate::base::error::{Error, Result};
-use crate::base::parent::Parent;
+use crate::base::{Error, Parent, Result};
 use crate::verbs::domain::ProtectionDomain;
 
 const VERB: &str = "ibv_reg_mr";

@@ -8,9 +8,7 @@ use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::Element;
 use super::shared_region::Shared;
 use super::shared_slice::SharedMemorySlice;
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, debug, ffi};
 
 /// A range of elements of an `Arc<Region<'static, M>>`, which it keeps registered: the buffer of an operation that owns its
 /// memory, on loops, as a future or on rails.

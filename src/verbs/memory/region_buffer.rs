@@ -10,14 +10,11 @@ use std::slice;
 use super::allocation::Allocation;
 use super::options::RegionOptions;
 use super::scatter_gather::Element;
-use crate::base::debug::debug;
 #[cfg(rdma_core_65)]
-use crate::base::error::Error;
-use crate::base::error::Result;
+use crate::base::Error;
 #[cfg(rdma_core_65)]
 use crate::base::ffi;
-use crate::base::handle::Leak;
-use crate::base::parent::Parent;
+use crate::base::{Leak, Parent, Result, debug};
 use crate::verbs::domain::ProtectionDomain;
 
 /// The memory of a region before its registration or after its deregistration, at the same address.

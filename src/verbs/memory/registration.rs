@@ -1,14 +1,13 @@
 use std::{fmt, fs, io};
 
 use super::options::{AccessFlags, check_access};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, object};
-use crate::base::hooks::{Hooks, hooks};
 #[cfg(debug_assertions)]
 use crate::base::mr_tracker;
-use crate::base::parent::Parent;
+use crate::base::{
+    Error, Handle, Parent, Result, debug, ffi,
+    hooks::{Hooks, hooks},
+    object,
+};
 use crate::verbs::domain::ProtectionDomain;
 
 object!(ibv_mr, ibv_dereg_mr or ibv_unimport_mr, mr_tracker);

@@ -1,9 +1,7 @@
 use std::ops::{Bound, RangeBounds};
 
 use super::scatter_gather::Element;
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result, debug, getters};
 
 /// Memory of a peer, as RDMA reads, writes and atomics name it: an address, a length in bytes and the rkey.
 ///

@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 
 use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::{Element, resolve};
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result};
 
 /// Memory of a peer that consists of elements of type `T`: a [`RemoteMemoryRegion`] with a type.
 ///

@@ -3,9 +3,7 @@ use std::ops::{Bound, Range, RangeBounds};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, ffi};
 
 /// A type that registered memory may hold: it has no padding, and any bytes are a valid value of it.
 ///

@@ -8,8 +8,7 @@ use super::scatter_gather::{
 };
 use super::shared_region::SharedMemoryRegion;
 use super::slice::MemorySliceMut;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, ffi};
 
 // SAFETY: what holds for each piece holds for all. None is `Inline`, of which an operation keeps nothing.
 unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer for [B; N] {

@@ -9,10 +9,7 @@ use super::region::Region;
 use super::region_buffer::RegionBuffer;
 use super::scatter_gather::resolve;
 use super::shared_region::{Shared, SharedMemoryRegion};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::linux;
-use crate::base::parent::Parent;
+use crate::base::{Error, Parent, Result, debug, linux};
 use crate::verbs::domain::ProtectionDomain;
 
 /// Memory that is registered in parts, on any devices, when it is needed: an arena, a cache, a file.

@@ -8,8 +8,7 @@ use super::region::{Addressed, Backing, InMemory, Peers, Region, Writable};
 use super::region_buffer::RegionBuffer;
 use super::scatter_gather::{Element, LocalMemory, ScatterElement, private, resolve};
 use super::shared_slice::{Indexes, SharedMemorySlice};
-use crate::base::error::Result;
-use crate::base::parent::Parent;
+use crate::base::{Parent, Result};
 use crate::verbs::domain::ProtectionDomain;
 
 /// `struct ibv_mr`: registered memory for `len` elements, owned, which peers read or write by RDMA as its

@@ -9,10 +9,7 @@ use super::scatter_gather::{
     sge_at,
 };
 use super::shared_copy::{fill, load, store};
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, ffi, getters};
 
 /// A part of a [`SharedMemoryRegion`](crate::SharedMemoryRegion), borrowed.
 ///

@@ -5,9 +5,7 @@ use std::ptr::NonNull;
 use super::scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, resolve, sge,
 };
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, ffi};
 
 /// A part of a region, borrowed: a `&[T]` together with the region's key.
 ///

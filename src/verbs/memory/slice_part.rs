@@ -3,9 +3,7 @@ use std::ops::{Deref, DerefMut, Range, RangeBounds};
 use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use super::scatter_gather::{Element, private, resolve, sge};
 use super::slice::MemorySliceMut;
-use crate::base::debug::debug;
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, debug, ffi};
 
 /// A part of a [`MemorySliceMut`] that is posted alone, and keeps the rest of the slice with it.
 ///

@@ -5,10 +5,7 @@ use super::region::{Backing, Parts, Region};
 use super::registration::{adopt, register};
 use super::scatter_gather::{Element, GatherElement, ScatterElement, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Handle;
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Parent, Result, ffi};
 use crate::verbs::device::OnDemandPaging;
 use crate::verbs::domain::ProtectionDomain;
 

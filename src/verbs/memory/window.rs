@@ -9,12 +9,7 @@
 
 use std::sync::Arc;
 
-use crate::base::c_enum::c_enum;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Leak, Parent, Result, c_enum, debug, ffi, object, resource};
 use crate::verbs::domain::ProtectionDomain;
 
 object!(ibv_mw, ibv_dealloc_mw);

@@ -4,8 +4,7 @@ use std::cell::Cell;
 
 use super::sealed::Kind;
 use super::{Immediate, Invalidate};
-use crate::base::ffi;
-use crate::base::ffi::ibv_wr_opcode as Opcode;
+use crate::base::ffi::{self, ibv_wr_opcode as Opcode};
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::queue_pair::FlushPlacement;
 

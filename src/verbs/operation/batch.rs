@@ -16,10 +16,7 @@ use std::{mem, ptr};
 
 use super::encode::Collector;
 use super::explain::explain_batch;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result, err_from_call};
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, QueuePairType, Result, debug, err_from_call, ffi};
 use crate::verbs::memory::Gathered;
 use crate::verbs::operation::sealed::{Kind, Request};
 #[cfg(feature = "channel")]

@@ -5,12 +5,7 @@ use std::sync::Arc;
 use super::batch::Batch;
 use super::halves::SendHalf;
 use super::prepared_request::RawRequest;
-use crate::base::c_enum::setters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Leak;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, Leak, QueuePairType, Result, debug, ffi, setters};
 use crate::verbs::memory::{
     AccessFlags, InMemory, MemoryWindow, MemoryWindowType, Peers, Region, RemoteMemoryRegion,
     private,

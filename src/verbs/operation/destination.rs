@@ -1,11 +1,10 @@
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
 #[cfg(feature = "mlx5")]
-use crate::base::debug::debug;
+use crate::base::debug;
 #[cfg(feature = "mlx5")]
 use crate::base::direct;
-use crate::base::error::{Error, Result, err_from_call};
-use crate::base::ffi;
+use crate::base::{Error, Result, err_from_call, ffi};
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion};
 #[cfg(feature = "mlx5")]
 use crate::verbs::queue_pair::Dci;

@@ -7,10 +7,7 @@ use super::destination::{Destination, To};
 use super::explain::{explain_request, explain_send};
 use super::sealed::{AddedOn, Kind, Post, Posted, Request};
 use super::{Adds, INLINE, MAX_MESSAGE_LENGTH, SIGNALED, count_filled, total, without_empty};
-use crate::base::c_enum::setters;
-use crate::base::error::{Error, Result, err_from_call};
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, QueuePairType, Result, err_from_call, ffi, setters};
 use crate::verbs::memory::GatherBuffer;
 use crate::verbs::queue_pair::{
     FixedPeer, MessageLimits, QueuePair, SendOperations, Sends, WorkRequestOpcode, function,

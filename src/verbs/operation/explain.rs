@@ -2,9 +2,7 @@
 
 use std::ffi::c_int;
 
-use crate::base::error::{Detail, Error};
-use crate::base::ffi;
-use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
+use crate::base::{Detail, Error, QueuePairState, QueuePairType, ffi};
 use crate::verbs::operation::{INLINE, total};
 use crate::verbs::queue_pair::QueuePair;
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::post::{post, receive_methods, send_methods};
 use super::prepared_request::{RawRequest, TakesPrepared};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, ffi};
 use crate::verbs::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,
 };

@@ -2,9 +2,7 @@ use std::marker::PhantomData;
 use std::{fmt, mem, ptr};
 
 use super::prepared_request::{Prepared, RawRequest};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, ffi};
 use crate::verbs::queue_pair::{MessageLimits, Rc};
 
 /// Requests that are posted with one call: [`SendList`] or [`ReceiveList`].

@@ -96,9 +96,7 @@ pub(crate) const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 pub(crate) mod sealed {
     use std::ffi::c_int;
 
-    use crate::base::error::{Error, Result};
-    use crate::base::ffi;
-    use crate::base::queue_pair_state::QueuePairType;
+    use crate::base::{Error, QueuePairType, Result, ffi};
     use crate::verbs::memory::GatherBuffer;
     use crate::verbs::queue_pair::{MessageLimits, QueuePair, SendOperations};
 

@@ -5,8 +5,7 @@ use std::ptr;
 use super::Receive;
 use super::prepared_request::{PostedBy, RawRequest, TakesPrepared};
 use super::sealed::Request;
-use crate::base::error::{Error, Result, err_from_call};
-use crate::base::ffi;
+use crate::base::{Error, Result, err_from_call, ffi};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::{
     GatherElement, LocalMemory, LocalMemoryMut, RemoteMemoryRegion, ScatterBuffer, ScatterElement,

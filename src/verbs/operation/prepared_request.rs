@@ -4,10 +4,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::explain::{explain_receive, explain_request};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result, err_from_call};
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, QueuePairType, Result, debug, err_from_call, ffi};
 use crate::verbs::memory::{GatherBuffer, GatherElement, ScatterBuffer, ScatterElement};
 use crate::verbs::operation::encode::encode_at;
 use crate::verbs::operation::sealed::{Kind, Request};

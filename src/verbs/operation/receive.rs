@@ -6,9 +6,7 @@ use super::check_receive;
 use super::explain::explain_receive;
 use super::sealed::{Post, Request};
 use super::{Posts, without_empty};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, QueuePairType, Result, ffi};
 use crate::verbs::memory::{GatherBuffer, ScatterBuffer};
 use crate::verbs::queue_pair::{MessageLimits, QueuePair, ReceiveQueue};
 

@@ -4,12 +4,7 @@ use std::hash::{Hash, Hasher};
 
 use super::endpoint::QueuePairEndpoint;
 use super::global_route_header::GlobalRouteHeader;
-use crate::base::c_enum::setters;
-use crate::base::debug::debug;
-use crate::base::error::{Detail, Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Detail, Error, Handle, Parent, Result, debug, ffi, object, resource, setters};
 use crate::verbs::completion::ReceivedDatagram;
 use crate::verbs::device::{
     Context, EndpointGids, Gid, GidEntry, GidType, LinkLayer, PortAttributes,

@@ -3,9 +3,7 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
-use crate::base::c_enum::c_enum;
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairState;
+use crate::base::{QueuePairState, c_enum, ffi};
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,

@@ -11,12 +11,7 @@ use super::transport::{
     Connected, Datagram, DriverTransport, Rc, ReceiveQueue, Reliable, Transport, Unconnected,
 };
 use super::{QueuePair, SendOperations};
-use crate::base::c_enum::setters;
-use crate::base::debug::debug;
-use crate::base::error::{Result, StateError};
-use crate::base::ffi;
-use crate::base::parent::Parent;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Parent, QueuePairType, Result, StateError, debug, ffi, setters};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::domain::{ProtectionDomain, XrcDomain};
 use crate::verbs::memory::AccessFlags;

@@ -2,9 +2,7 @@
 
 use super::QueuePair;
 use super::transport::Transport;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::parent::Parent;
+use crate::base::{Error, Parent, Result, ffi};
 use crate::verbs::completion::{CompletionCounter, CountedOperations};
 
 impl<'res, T: Transport> QueuePair<'res, T> {

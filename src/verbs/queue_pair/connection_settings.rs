@@ -7,9 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use super::address_vector::AddressVector;
-use crate::base::ffi;
-use crate::base::hooks;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{QueuePairType, ffi, hooks};
 use crate::verbs::device::{Context, DeviceAttributes, EndpointGids};
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::settings::{

@@ -11,10 +11,7 @@ use super::message_limits::MessageLimits;
 use super::transport::DriverTransport;
 use super::transport::Transport;
 use super::{Properties, QueuePair};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Handle;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, Handle, QueuePairType, Result, ffi};
 use crate::verbs::device::{
     Context, DeviceAttributes, EndpointGids, LinkLayer, PortAttributes, PortState, quirks,
 };
@@ -427,5 +424,5 @@ fn unsupported() -> Error {
 }
 
 fn is_unsupported(error: Error) -> bool {
-    error.kind() == crate::base::error::ErrorKind::Unsupported
+    error.kind() == crate::base::ErrorKind::Unsupported
 }

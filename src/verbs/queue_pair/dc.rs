@@ -12,12 +12,9 @@ use super::endpoint::QueuePairEndpoint;
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::transition::StateTransition;
 use super::transport::{Dci, DriverTransport, Transport};
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Detail, Error, Result};
-use crate::base::ffi;
-use crate::base::parent::Parent;
-use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
+use crate::base::{
+    Detail, Error, Parent, QueuePairState, QueuePairType, Result, debug, ffi, getters,
+};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::mlx5;
 use crate::verbs::domain::ProtectionDomain;

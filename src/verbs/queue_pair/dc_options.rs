@@ -1,9 +1,7 @@
 //! The options of a DC queue pair, its verb, and the attributes on its way up.
 
 use super::attributes::AttributeMask;
-use crate::base::direct;
-use crate::base::ffi;
-use crate::base::queue_pair_state::QueuePairState;
+use crate::base::{QueuePairState, direct, ffi};
 
 pub(super) const CREATE: &str = "mlx5dv_create_qp";
 

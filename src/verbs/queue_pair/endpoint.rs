@@ -1,10 +1,6 @@
 //! The address and limits of a queue pair, which its peer needs to connect.
 
-use crate::base::c_enum::{getters, setters};
-use crate::base::error::{Detail, Error, Result};
-use crate::base::ffi;
-use crate::base::gid_class::GidClass;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Detail, Error, GidClass, QueuePairType, Result, ffi, getters, setters};
 use crate::verbs::device::{EndpointGid, EndpointGids, Gid, LinkLayer};
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};

@@ -1,8 +1,7 @@
 //! An endpoint as bytes, for programs and for the exchange over a stream.
 
 use super::endpoint::QueuePairEndpoint;
-use crate::base::error::{Error, Result};
-use crate::base::gid_class::GidClass;
+use crate::base::{Error, GidClass, Result};
 use crate::verbs::device::{EndpointGid, EndpointGids, Gid};
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};
@@ -129,7 +128,7 @@ impl QueuePairEndpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::queue_pair_state::QueuePairType;
+    use crate::base::QueuePairType;
 
     fn sample() -> QueuePairEndpoint {
         let mut endpoint = QueuePairEndpoint::new(0x12_3456, 7, "2001:db8::1".parse().unwrap())

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::endpoint::QueuePairEndpoint;
 use super::endpoint_bytes::{CREDITS_VERSION, VERSION};
-use crate::base::gid_class::GidClass;
+use crate::base::GidClass;
 use crate::verbs::device::{EndpointGid, EndpointGids, Gid, MAX_GIDS};
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};

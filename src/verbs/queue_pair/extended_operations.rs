@@ -2,8 +2,7 @@
 
 use std::ptr::NonNull;
 
-use crate::base::c_enum::c_enum;
-use crate::base::ffi;
+use crate::base::{c_enum, ffi};
 
 macro_rules! operations {
     ($($(#[doc = $doc:literal])* $name:ident = $constant:ident, $function:ident;)+) => {
@@ -87,9 +86,7 @@ pub(crate) mod function {
 
     #[cfg(feature = "mlx5")]
     use crate::base::direct;
-    use crate::base::error::Error;
-    use crate::base::ffi;
-    use crate::base::queue_pair_state::QueuePairType;
+    use crate::base::{Error, QueuePairType, ffi};
     use crate::verbs::queue_pair::SendOperations;
     use crate::verbs::queue_pair::transport::DriverTransport;
 

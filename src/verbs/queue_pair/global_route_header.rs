@@ -2,8 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, ffi};
 use crate::verbs::device::Gid;
 use crate::verbs::settings::FlowLabel;
 

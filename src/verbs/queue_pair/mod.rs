@@ -116,13 +116,9 @@ use std::ptr::{self, NonNull};
 use connection_settings::{Answers, first_psn};
 use object::{Object, Parents, Properties};
 
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result, StateError};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak};
-use crate::base::parent::Parent;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{
+    Error, Handle, Leak, Parent, QueuePairType, Result, StateError, debug, ffi, getters,
+};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::flow::Flows;

@@ -8,10 +8,7 @@ use super::endpoint::QueuePairEndpoint;
 use super::extended_operations::WorkRequestOpcode;
 use super::transition::{StateTransition, rule};
 use super::transport::Transport;
-use crate::base::error::{Error, Result, StateError};
-use crate::base::ffi;
-use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
-use crate::base::trace;
+use crate::base::{Error, QueuePairState, QueuePairType, Result, StateError, ffi, trace};
 use crate::verbs::device::{Context, quirks};
 
 const VERB: &str = "ibv_modify_qp";

@@ -7,12 +7,10 @@ use super::message_limits::MessageLimits;
 use super::shared_receive_queue::SharedReceiveQueue;
 use super::transition::StateTransition;
 use super::transport::DriverTransport;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object, resource};
-use crate::base::parent::Parent;
-use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
+use crate::base::{
+    Error, Handle, Leak, Parent, QueuePairState, QueuePairType, Result, debug, ffi, object,
+    resource,
+};
 #[cfg(rdma_core_65)]
 use crate::verbs::completion::CompletionCounter;
 use crate::verbs::completion::CompletionQueue;

@@ -1,11 +1,8 @@
 //! Shared receive queues.
 
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Detail, Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{
+    Detail, Error, Handle, Leak, Parent, Result, debug, ffi, getters, object, resource,
+};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::{quirks, token};
 use crate::verbs::domain::{ProtectionDomain, XrcDomain};

@@ -1,7 +1,6 @@
 //! The options of an SRD queue pair, and the verb that creates one.
 
-use crate::base::c_enum::setters;
-use crate::base::{direct, ffi};
+use crate::base::{direct, ffi, setters};
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 

@@ -2,11 +2,7 @@
 
 use super::QueuePair;
 use super::transport::Transport;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Leak;
-use crate::base::parent::Parent;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, Leak, Parent, QueuePairType, Result, ffi};
 use crate::verbs::device::Gid;
 use crate::verbs::flow::{Counter, Counters, FlowId, Rule};
 

@@ -4,10 +4,7 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::shared_receive_queue::{Extended, SharedReceiveQueue, check};
-use crate::base::c_enum::setters;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::parent::Parent;
+use crate::base::{Error, Parent, Result, ffi, setters};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::ScatterElement;

@@ -6,9 +6,9 @@ use super::address_vector::AddressVector;
 use super::attributes::{
     Attribute, AttributeMask, MigrationState, QueuePairAttributes, attribute_table,
 };
-use crate::base::error::{Detail, Error, Result};
-use crate::base::ffi;
-use crate::base::queue_pair_state::{Problem, QueuePairState, QueuePairType, TransitionError};
+use crate::base::{
+    Detail, Error, Problem, QueuePairState, QueuePairType, Result, TransitionError, ffi,
+};
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,

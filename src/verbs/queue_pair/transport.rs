@@ -15,13 +15,10 @@ use super::dc_options::DcStreams;
 use super::srd_options as srd;
 #[cfg(feature = "efa")]
 use super::srd_options::SrdOptions;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::queue_pair_state::{QueuePairState, QueuePairType};
+use crate::base::{Error, QueuePairState, QueuePairType, Result, ffi};
 
 mod sealed {
-    use crate::base::error::Result;
-    use crate::base::queue_pair_state::QueuePairType;
+    use crate::base::{QueuePairType, Result};
     use crate::verbs::queue_pair::transport::DriverTransport;
 
     pub trait Sealed {

@@ -1,13 +1,7 @@
 use std::ptr;
 
 use super::work_queue::IndirectionTable;
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak};
-use crate::base::parent::Parent;
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Error, Handle, Leak, Parent, QueuePairType, Result, debug, ffi, getters};
 use crate::verbs::device::ReceiveScalingCapabilities;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::flow::{FlowId, Flows, Rule};

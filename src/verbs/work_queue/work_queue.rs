@@ -2,12 +2,7 @@ use std::ops::RangeBounds;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, ptr};
 
-use crate::base::c_enum::{c_enum, getters};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, object, resource};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Parent, Result, c_enum, debug, ffi, getters, object, resource};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::Context;
 use crate::verbs::domain::ProtectionDomain;

@@ -1,9 +1,5 @@
 use super::{Raw, RawMemoryRegion};
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::Handle;
-use crate::base::linux;
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Parent, Result, ffi, linux};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::options::{AccessFlags, check_access};
 use crate::verbs::memory::region::Parts;

@@ -5,10 +5,7 @@ use std::ops::RangeBounds;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak as _};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Leak as _, Parent, Result, ffi};
 use crate::verbs::device::quirks::copies_results;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::allocation::{Allocation, page_size};

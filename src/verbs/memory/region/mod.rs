@@ -16,11 +16,7 @@ use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::{fmt, ptr};
 
-use crate::base::c_enum::getters;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::handle::{Handle, Leak};
-use crate::base::parent::Parent;
+use crate::base::{Error, Handle, Leak, Parent, Result, ffi, getters};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::options::AccessFlags;
 use crate::verbs::memory::registration::{

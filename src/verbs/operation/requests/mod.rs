@@ -3,10 +3,11 @@ use super::destination::{atomic, check_atomic, check_remote, rdma};
 use super::extra::{Extra, WriteExtra};
 use super::sealed::{AddedOn, Kind, Posted, PostedOn, Request, Undirected};
 use super::{Adds, INLINE, Posts, SIGNALED};
-use crate::base::c_enum::setters;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::ffi::ibv_wr_opcode as Opcode;
+use crate::base::{
+    Error, Result,
+    ffi::{self, ibv_wr_opcode as Opcode},
+    setters,
+};
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::verbs::operation::{Immediate, Invalidate};
 use crate::verbs::queue_pair::{
