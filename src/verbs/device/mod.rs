@@ -66,8 +66,6 @@ pub use counters::{Counter, Counters, ProcessResources, process_resources};
 pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
 #[cfg(feature = "efa")]
 pub use efa::{EfaAttributes, EfaCapabilities};
-#[cfg(feature = "serde")]
-pub(crate) use endpoint_gids::MAX_GIDS;
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};

@@ -13,10 +13,12 @@ use std::fmt;
 /// pair of GIDs, the first packet numbers, and the smaller path MTU and number of reads and atomics answered at a time.
 /// It compares transport, partition and flow control.
 ///
-/// [`to_bytes`](Self::to_bytes) and feature `serde` serialise it, with a version; a peer with another version gets an
-/// error that names it. Programs with their own format use [`new`](Self::new) and the `with_` methods, and must
-/// exchange the packet numbers too.
+/// [`to_bytes`](Self::to_bytes) serialises it, with a version; a peer with another version gets an error that names it.
+/// In the formats of `serde` (feature `serde`) it is those bytes. Programs with their own format use [`new`](Self::new)
+/// and the `with_` methods, and must exchange the packet numbers too.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "Vec<u8>", try_from = "Vec<u8>"))]
 pub struct QueuePairEndpoint {
     pub(crate) num: u32,
     pub(crate) lid: u16,

@@ -125,6 +125,22 @@ impl QueuePairEndpoint {
     }
 }
 
+#[cfg(feature = "serde")]
+impl From<QueuePairEndpoint> for Vec<u8> {
+    fn from(endpoint: QueuePairEndpoint) -> Self {
+        endpoint.to_bytes()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Vec<u8>> for QueuePairEndpoint {
+    type Error = Error;
+
+    fn try_from(bytes: Vec<u8>) -> Result<Self> {
+        Self::from_bytes(&bytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,6 +196,25 @@ mod tests {
         let at = beyond.len() - CREDIT_WORD;
         beyond[at..at + 16].fill(0xff);
         assert!(!is_valid(&beyond), "a region beyond the address space");
+    }
+
+    #[test]
+    #[cfg(feature = "serde")]
+    fn serde_has_the_same_bytes() {
+        let config = bincode::config::standard();
+        let written = bincode::serde::encode_to_vec(sample(), config).unwrap();
+        assert_eq!(written[1..], sample().to_bytes());
+        assert_eq!(usize::from(written[0]), written.len() - 1);
+        let read =
+            |bytes: &[u8]| bincode::serde::decode_from_slice::<QueuePairEndpoint, _>(bytes, config);
+        assert_eq!(read(&written).unwrap().0, sample());
+        assert!((0..written.len()).all(|len| read(&written[..len]).is_err()), "not whole");
+        let other = [&[written[0], 3], &written[2..]].concat();
+        let error = read(&other).unwrap_err().to_string();
+        assert!(error.contains("version of the endpoint is 3"), "{error}");
+
+        let text = serde_json::to_string(&sample()).unwrap();
+        assert_eq!(serde_json::from_str::<QueuePairEndpoint>(&text).unwrap(), sample());
     }
 
     #[test]

@@ -44,8 +44,6 @@ mod dc;
 mod dc_options;
 mod endpoint;
 mod endpoint_bytes;
-#[cfg(feature = "serde")]
-mod endpoint_wire;
 mod extended_operations;
 mod global_route_header;
 mod message_limits;

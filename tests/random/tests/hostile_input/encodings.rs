@@ -56,7 +56,7 @@ pub(crate) fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     let gids = vec((0..4_u8, 1..=u128::MAX), 0..=6);
     let limits = (
         prop::option::of(0..1_u32 << 24),
-        prop::option::of(prop::sample::select(vec![256, 512, 1024, 2048, 4096])),
+        prop::option::of(prop::sample::select(vec![256, 512, 1024, 2048, 4096_u16])),
         prop::option::of(any::<u8>()),
         // Mostly those of a peer that fits.
         (
@@ -66,30 +66,22 @@ pub(crate) fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     );
     (0..1_u32 << 24, any::<u16>(), limits, gids).prop_map(|(num, lid, limits, gids)| {
         let (psn, mtu, reads, (transport, pkey)) = limits;
-        let gids: Vec<_> = gids
-            .iter()
-            .map(|(class, gid)| json!({ "class": class, "gid": gid.to_be_bytes() }))
-            .collect();
-        let value = json!({
-            "version": 1, "num": num, "lid": lid, "send_psn": psn, "path_mtu": mtu,
-            "max_dest_rd_atomic": reads, "transport": transport, "pkey": pkey, "gids": gids,
-        });
-        serde_json::from_value(value).unwrap()
+        let mut bytes = vec![1];
+        bytes.extend(num.to_be_bytes());
+        bytes.extend(lid.to_be_bytes());
+        bytes.extend(psn.unwrap_or(u32::MAX).to_be_bytes());
+        bytes.extend(mtu.unwrap_or(0_u16).to_be_bytes());
+        bytes.extend(reads.map_or(u16::MAX, u16::from).to_be_bytes());
+        bytes.push(transport);
+        bytes.extend(pkey.to_be_bytes());
+        bytes.push(gids.len() as u8);
+        for (class, gid) in gids {
+            bytes.push(class);
+            bytes.extend(gid.to_be_bytes());
+        }
+        QueuePairEndpoint::from_bytes(&bytes).unwrap()
     })
 }
-
-/// The field names of an endpoint.
-const FIELDS: [&str; 9] = [
-    "version",
-    "num",
-    "lid",
-    "send_psn",
-    "path_mtu",
-    "max_dest_rd_atomic",
-    "transport",
-    "pkey",
-    "gids",
-];
 
 fn region() -> impl Strategy<Value = RemoteMemoryRegion> {
     (any::<u64>(), any::<u64>(), any::<u32>()).prop_map(|(address, length, rkey)| {
@@ -181,38 +173,6 @@ fn object(fields: &'static [&'static str]) -> impl Strategy<Value = Value> {
 }
 
 /// Numbers within their ranges are read as they are, others are refused.
-fn endpoint_from(value: &Value) -> Result<(), TestCaseError> {
-    let optional = |field: &str, is_right: &dyn Fn(u64) -> bool| match &value[field] {
-        Value::Null => true,
-        number => number.as_u64().is_some_and(is_right),
-    };
-    let gid = |gid: &Value| {
-        let bytes: Option<Vec<u8>> =
-            gid["gid"].as_array()?.iter().map(|byte| u8::try_from(byte.as_u64()?).ok()).collect();
-        let class = gid["class"].as_u64().filter(|&class| class < 4);
-        class.and(bytes).filter(|bytes| bytes.len() == 16 && bytes.iter().any(|&byte| byte != 0))
-    };
-    let is_right = value["version"].as_u64() == Some(1)
-        && value["num"].as_u64().is_some_and(|num| num < 1 << 24)
-        && value["lid"].as_u64().is_some_and(|lid| lid < 1 << 16)
-        && optional("send_psn", &|psn| psn < 1 << 24)
-        && optional("path_mtu", &|mtu| [256, 512, 1024, 2048, 4096].contains(&mtu))
-        && optional("max_dest_rd_atomic", &|reads| reads < 256)
-        && value["transport"].as_u64().is_some_and(|kind| kind < 1 << 8)
-        && value["pkey"].as_u64().is_some_and(|pkey| pkey < 1 << 16)
-        && value["gids"]
-            .as_array()
-            .is_some_and(|gids| gids.len() <= 6 && gids.iter().all(|one| gid(one).is_some()));
-    let found = serde_json::from_value::<QueuePairEndpoint>(value.clone());
-    prop_assert_eq!(found.is_ok(), is_right, "{}: {:?}", value, found);
-    if let Ok(found) = found {
-        prop_assert!(found.is_valid());
-        prop_assert_eq!(Some(found.num().into()), value["num"].as_u64());
-        prop_assert_eq!(found.send_psn().map(|psn| psn.value().into()), value["send_psn"].as_u64());
-    }
-    Ok(())
-}
-
 fn region_from(value: &Value) -> Result<(), TestCaseError> {
     let wanted = || {
         let (address, length) = (value["address"].as_u64()?, value["length"].as_u64()?);
@@ -241,18 +201,12 @@ proptest! {
     #[test]
     fn any_number_of_24_bits_and_no_other(num: u32, shift in 0..32_u32, lid: u16) {
         let num = num >> shift;
-        let bytes = [&b"\x01EPQ"[..], &num.to_le_bytes(), &lid.to_le_bytes(), &[0; 14]].concat();
+        let without_limits = b"\xff\xff\xff\xff\0\0\xff\xff\0\0\0\0";
+        let bytes =
+            [b"\x13\0\0\0\0\0\0\0\x01", &num.to_be_bytes()[..], &lid.to_be_bytes(), without_limits].concat();
         let endpoint = read::<QueuePairEndpoint>(&bytes, config::legacy())?;
         prop_assert_eq!(endpoint, QueuePairEndpoint::new(num, lid, Gid::ZERO).ok());
         prop_assert_eq!(endpoint.is_some(), num < 1 << 24);
-    }
-
-    /// An endpoint of the form without a version is refused, and so is other input that begins with a queue
-    /// pair number.
-    #[test]
-    fn nothing_without_a_version_is_an_endpoint(num in 0..1_u32 << 24, rest in vec(any::<u8>(), 0..150)) {
-        let bytes = [&num.to_le_bytes()[..], &rest].concat();
-        prop_assert_eq!(read::<QueuePairEndpoint>(&bytes, config::legacy())?, None);
     }
 
     #[test]
@@ -293,23 +247,16 @@ proptest! {
 
     #[test]
     fn json_is_taken_at_its_word_or_refused(
-        endpoint in object(&FIELDS),
         region in object(&["address", "length", "rkey"]),
     ) {
-        endpoint_from(&endpoint)?;
         region_from(&region)?;
     }
 
     /// A valid object with one wrong field.
     #[test]
-    fn one_wrong_field_is_enough(
-        endpoint in endpoint(), region in region(), which in 0..21_usize, wrong in anything(),
-    ) {
-        let mut value = serde_json::to_value(endpoint).unwrap();
-        value[FIELDS[which % 7]] = wrong.clone();
-        endpoint_from(&value)?;
+    fn one_wrong_field_is_enough(region in region(), which in 0..3_usize, wrong in anything()) {
         let mut value = serde_json::to_value(region).unwrap();
-        value[["address", "length", "rkey"][which % 3]] = wrong;
+        value[["address", "length", "rkey"][which]] = wrong;
         region_from(&value)?;
     }
 }
