@@ -254,33 +254,23 @@ impl fmt::Debug for Guid {
     }
 }
 
-/// The text is not a GUID.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ParseGuidError(());
-
-impl fmt::Display for ParseGuidError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a GUID has the form 0002:c903:0012:3456")
-    }
-}
-
-impl std::error::Error for ParseGuidError {}
-
 impl FromStr for Guid {
-    type Err = ParseGuidError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong =
+            Error::invalid("ibv_get_device_guid", "a GUID has the form 0002:c903:0012:3456");
         let mut bytes = [0; 8];
         let mut groups = text.split(':');
         for pair in bytes.chunks_exact_mut(2) {
-            let group = groups.next().filter(|g| g.len() == 4).ok_or(ParseGuidError(()))?;
+            let group = groups.next().filter(|g| g.len() == 4).ok_or(wrong)?;
             if !group.bytes().all(|c| c.is_ascii_hexdigit()) {
-                return Err(ParseGuidError(()));
+                return Err(wrong);
             }
-            let value = u16::from_str_radix(group, 16).map_err(|_| ParseGuidError(()))?;
+            let value = u16::from_str_radix(group, 16).map_err(|_| wrong)?;
             pair.copy_from_slice(&value.to_be_bytes());
         }
-        if groups.next().is_some() { Err(ParseGuidError(())) } else { Ok(Self(bytes)) }
+        if groups.next().is_some() { Err(wrong) } else { Ok(Self(bytes)) }
     }
 }
 

@@ -1,10 +1,11 @@
-use std::iter::FusedIterator;
+use std::iter::Copied;
+use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::{fmt, fs, io};
+use std::{fmt, fs, io, slice};
 
 use super::context::Context;
 use super::{Device, fork};
@@ -64,11 +65,12 @@ pub fn devices() -> Result<DeviceList> {
     };
     let mut list = DeviceList { listed, devices: Vec::new(), registered };
     // The program's own devices come first.
-    list.devices.extend(list.registered.0.iter().map(|device| device.as_ptr()));
+    list.devices.extend(list.registered.0.iter().map(|&raw| Device { raw, list: PhantomData }));
     if let Some(listed) = listed {
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: `ibv_get_device_list` gave `count` pointers, which live as long as the list.
-        list.devices.extend(unsafe { std::slice::from_raw_parts(listed.as_ptr(), count) });
+        let listed = unsafe { slice::from_raw_parts(listed.as_ptr(), count) };
+        list.devices.extend(listed.iter().filter_map(|&device| Device::new(device)));
     }
     let missing = || without_device_files(&devices_folder(), Path::new(FILES));
     if list.is_empty()
@@ -297,8 +299,8 @@ fn no_devices(verb: &'static str, class: &Path) -> Error {
 #[doc(alias = "ibv_free_device_list")]
 pub struct DeviceList {
     listed: Option<NonNull<*mut ffi::ibv_device>>,
-    /// libibverbs' and the registered ones.
-    devices: Vec<*mut ffi::ibv_device>,
+    /// libibverbs' and the registered ones, which are given out for as long as the list is borrowed.
+    devices: Vec<Device<'static>>,
     registered: Registered,
 }
 
@@ -335,12 +337,12 @@ impl DeviceList {
 
     /// The device at `index`.
     pub fn get(&self, index: usize) -> Option<Device<'_>> {
-        self.devices.get(index).and_then(|&device| Device::new(device))
+        self.devices.get(index).copied()
     }
 
     /// The devices, one after the other.
-    pub fn iter(&self) -> DeviceListIter<'_> {
-        DeviceListIter { devices: self.devices.iter() }
+    pub fn iter(&self) -> Copied<slice::Iter<'_, Device<'_>>> {
+        self.devices.iter().copied()
     }
 }
 
@@ -352,39 +354,12 @@ impl fmt::Debug for DeviceList {
 
 impl<'list> IntoIterator for &'list DeviceList {
     type Item = Device<'list>;
-    type IntoIter = DeviceListIter<'list>;
+    type IntoIter = Copied<slice::Iter<'list, Device<'list>>>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
     }
 }
-
-/// An iterator over a [`DeviceList`].
-#[derive(Clone)]
-pub struct DeviceListIter<'list> {
-    devices: std::slice::Iter<'list, *mut ffi::ibv_device>,
-}
-
-impl fmt::Debug for DeviceListIter<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.clone()).finish()
-    }
-}
-
-impl<'list> Iterator for DeviceListIter<'list> {
-    type Item = Device<'list>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.devices.next().and_then(|&device| Device::new(device))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.devices.size_hint()
-    }
-}
-
-impl ExactSizeIterator for DeviceListIter<'_> {}
-impl FusedIterator for DeviceListIter<'_> {}
 
 #[cfg(test)]
 mod tests {

@@ -68,10 +68,10 @@ pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
 pub use efa::{EfaAttributes, EfaCapabilities};
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids};
 pub use fork::{ForkStatus, fork_init, is_fork_initialized};
-pub use gid::{Gid, GidEntry, GidType, Guid, ParseGuidError};
+pub use gid::{Gid, GidEntry, GidType, Guid};
 #[cfg(feature = "rdmacm")]
 pub(crate) use list::no_device_for;
-pub use list::{DeviceList, DeviceListIter, devices, open, open_first};
+pub use list::{DeviceList, devices, open, open_first};
 #[cfg(feature = "mlx5")]
 pub use mlx5::Mlx5Attributes;
 pub use port::{LinkLayer, LinkSpeed, PhysicalState, PortAttributes, PortState};
