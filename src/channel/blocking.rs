@@ -17,7 +17,6 @@ macro_rules! blocking_methods {
         /// # Errors
         ///
         /// [Those of blocking operations](Channel#blocking-operations).
-        #[doc(alias = "ibv_post_send")]
         #[inline(always)]
         pub fn send<M: IntoSend>(&mut self, message: M) -> TransportResult<WorkSuccess> {
             self.run(message.into_send())
@@ -33,7 +32,6 @@ macro_rules! blocking_methods {
         /// # Errors
         ///
         /// [Those of blocking operations](Channel#blocking-operations).
-        #[doc(alias = "ibv_post_recv")]
         #[inline(always)]
         pub fn receive<M: IntoReceive>(&mut self, room: M) -> TransportResult<WorkSuccess> {
             self.run(room.into_receive())
@@ -45,7 +43,6 @@ macro_rules! blocking_methods {
         /// # Errors
         ///
         /// [Those of blocking operations](Channel#blocking-operations).
-        #[doc(alias = "ibv_post_send")]
         #[inline(always)]
         pub fn write<D: GatherBuffer>(
             &mut self,
@@ -60,7 +57,6 @@ macro_rules! blocking_methods {
         /// # Errors
         ///
         /// [Those of blocking operations](Channel#blocking-operations).
-        #[doc(alias = "ibv_post_send")]
         #[inline(always)]
         pub fn read<D: ScatterBuffer>(
             &mut self,

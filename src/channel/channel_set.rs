@@ -111,7 +111,6 @@ impl<'res> ChannelSet<'res> {
     ///
     /// Each result is that of [`ChannelUntil::send`](crate::channel::ChannelUntil::send). A channel whose deadline has passed was stopped,
     /// alone.
-    #[doc(alias = "ibv_post_send")]
     pub fn broadcast<B: GatherBuffer<Kept = B> + BorrowedBuffer + Clone>(
         &mut self,
         message: B,
@@ -127,7 +126,6 @@ impl<'res> ChannelSet<'res> {
     ///
     /// Each result is that of [`ChannelUntil::send`](crate::channel::ChannelUntil::send). A channel whose deadline has passed was stopped,
     /// alone, unless it had no credit.
-    #[doc(alias = "ibv_post_send")]
     pub fn scatter<B: GatherBuffer<Kept = B> + BorrowedBuffer>(
         &mut self,
         parts: impl IntoIterator<Item = B>,
@@ -143,7 +141,6 @@ impl<'res> ChannelSet<'res> {
     ///
     /// Each result is that of [`ChannelUntil::receive`](crate::channel::ChannelUntil::receive). A channel whose deadline has passed was
     /// stopped, alone.
-    #[doc(alias = "ibv_post_recv")]
     pub fn gather<B: ScatterBuffer<Kept = B> + BorrowedBuffer>(
         &mut self,
         rooms: impl IntoIterator<Item = B>,

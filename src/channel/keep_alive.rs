@@ -61,7 +61,6 @@ impl Channel<'_> {
     ///  - [`Verbs`](crate::TransportError::Verbs): `EOPNOTSUPP`, the connection is not reliable, so the peer
     ///    acknowledges nothing; `ENOTCONN`, the connection has ended, and the device does not complete what is in
     ///    flight (iWARP), so the channel was stopped; or polling or posting failed.
-    #[doc(alias = "ibv_post_send")]
     pub fn keep_alive(&mut self) -> TransportResult<()> {
         check_reliable(self.core())?;
         let core = self.core();

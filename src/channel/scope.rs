@@ -163,7 +163,6 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post_send<M: IntoSend>(
         &self,
@@ -180,7 +179,6 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub fn post_receive<M: IntoReceive>(
         &self,
@@ -197,7 +195,6 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post_write<D: GatherBuffer>(
         &self,
@@ -215,7 +212,6 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     ///
     /// [Those of posting](Self#errors).
-    #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post_read<D: ScatterBuffer>(
         &self,

@@ -130,7 +130,6 @@ impl Channel<'_> {
     /// # Safety
     ///
     /// That of [`post_unpolled`](Self::post_unpolled).
-    #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn send_unpolled<M: IntoSend>(
         &mut self,
@@ -149,7 +148,6 @@ impl Channel<'_> {
     /// # Safety
     ///
     /// That of [`post_unpolled`](Self::post_unpolled).
-    #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn receive_unpolled<M: IntoReceive>(
         &mut self,
@@ -168,7 +166,6 @@ impl Channel<'_> {
     /// # Safety
     ///
     /// That of [`post_unpolled`](Self::post_unpolled).
-    #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn write_unpolled<D: GatherBuffer>(
         &mut self,
@@ -188,7 +185,6 @@ impl Channel<'_> {
     /// # Safety
     ///
     /// That of [`post_unpolled`](Self::post_unpolled).
-    #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn read_unpolled<D: ScatterBuffer>(
         &mut self,

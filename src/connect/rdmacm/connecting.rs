@@ -178,7 +178,6 @@ impl PendingAccept {
     /// # Errors
     ///
     /// Those of [`PendingConnection::start`].
-    #[doc(alias = "rdma_accept")]
     pub fn start(self, private_data: &[u8]) -> Result<Connecting<Separate>, ConnectionError> {
         self.pending.start(private_data)
     }

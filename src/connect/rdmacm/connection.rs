@@ -84,7 +84,6 @@ impl<Q: sealed::Connected> Connection<Q> {
     /// # Errors
     ///
     /// Those of `event`; `ETIMEDOUT`: there was no event.
-    #[doc(alias = "rdma_get_cm_event")]
     pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
         let copied = self.control.id.next_before(Some(deadline))?;
         Ok(self.note(copied.public))
@@ -169,7 +168,6 @@ impl ConnectionControl {
     /// # Errors
     ///
     /// Those of [`Connection::event_until`].
-    #[doc(alias = "rdma_get_cm_event")]
     pub fn event_until(&mut self, deadline: Instant) -> Result<ConnectionEvent> {
         let copied = self.id.next_before(Some(deadline))?;
         Ok(self.note(copied.public))

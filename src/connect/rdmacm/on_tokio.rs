@@ -51,8 +51,6 @@ impl RouteBuilder {
     /// # Panics
     ///
     /// Outside of a tokio runtime with I/O ([`enable_io`](tokio::runtime::Builder::enable_io)).
-    #[doc(alias = "rdma_resolve_addr")]
-    #[doc(alias = "rdma_resolve_route")]
     pub async fn resolve_on_tokio(self, deadline: Instant) -> Result<Route, ConnectionError> {
         self.begin(deadline)?.finish_on_tokio().await
     }
@@ -103,7 +101,6 @@ impl Route {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    #[doc(alias = "rdma_connect")]
     pub async fn connect_on_tokio<P: Connectable>(
         self,
         prepared: P,
@@ -179,7 +176,6 @@ impl ConnectionRequest {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    #[doc(alias = "rdma_accept")]
     pub async fn accept_on_tokio<P: Connectable>(
         self,
         prepared: P,
@@ -203,7 +199,6 @@ impl PendingAccept {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    #[doc(alias = "rdma_accept")]
     pub async fn accept_on_tokio(
         self,
         private_data: &[u8],
@@ -223,7 +218,6 @@ impl<Q: sealed::Connected> Connection<Q> {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    #[doc(alias = "rdma_get_cm_event")]
     pub async fn event_on_tokio(&mut self) -> Result<ConnectionEvent> {
         next(self, Self::event).await
     }
@@ -239,7 +233,6 @@ impl ConnectionControl {
     /// # Panics
     ///
     /// As [`RouteBuilder::resolve_on_tokio`].
-    #[doc(alias = "rdma_get_cm_event")]
     pub async fn event_on_tokio(&mut self) -> Result<ConnectionEvent> {
         next(self, Self::event).await
     }

@@ -209,7 +209,6 @@ impl<'ctx> CompletionChannel<'ctx> {
     /// # Errors
     ///
     /// Those of [`next_event`](Self::next_event).
-    #[doc(alias = "ibv_get_cq_event")]
     #[inline]
     pub fn wait(&self) -> Result<CompletionEvent> {
         self.wait_with(None)
@@ -220,7 +219,6 @@ impl<'ctx> CompletionChannel<'ctx> {
     /// # Errors
     ///
     /// Those of [`next_event`](Self::next_event), and `ETIMEDOUT`: there was no event before the deadline.
-    #[doc(alias = "ibv_get_cq_event")]
     pub fn wait_until(&self, deadline: Instant) -> Result<CompletionEvent> {
         self.wait_with(Some(deadline))
     }

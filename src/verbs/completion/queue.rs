@@ -279,8 +279,6 @@ impl CompletionQueue<'_> {
     ///  - `EINVAL`: the queue has no channel of its own.
     ///  - `EOPNOTSUPP`: the device cannot arm a queue for solicited completions only.
     ///  - `EIO`: the device is gone.
-    #[doc(alias = "ibv_req_notify_cq")]
-    #[doc(alias = "ibv_get_cq_event")]
     pub fn sleep_until<R>(
         &self,
         deadline: Option<Instant>,
@@ -369,8 +367,6 @@ impl CompletionQueue<'_> {
     /// # Errors
     ///
     /// Those of [`poll`](Self::poll) and [`arm`](Self::arm), and `EINVAL`: `completions` is empty.
-    #[doc(alias = "ibv_poll_cq")]
-    #[doc(alias = "ibv_req_notify_cq")]
     pub fn poll_or_arm<'c>(
         &self,
         completions: &'c mut [WorkCompletion],

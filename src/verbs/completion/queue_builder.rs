@@ -111,7 +111,6 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
 
         /// `ibv_create_cq_ex`: makes a queue that reports `fields`, and that an
         /// [`ExtendedPoller`](crate::completion::ExtendedPoller) can poll too.
-        #[doc(alias = "ibv_create_cq_ex")]
         #[doc(alias = "wc_flags")]
         extended(fields: CompletionFields) => self.fields = Some(fields);
     }
@@ -291,7 +290,6 @@ impl CompletionQueue<'_> {
     /// If this fails on `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, other than with `EINVAL`: no thread uses the
     /// queue during or after this call, and with `bnxt_re` the queue is forgotten ([`std::mem::forget`]), not dropped.
     /// `EINVAL` leaves a queue of `rxe` unchanged.
-    #[doc(alias = "ibv_resize_cq")]
     pub unsafe fn resize_unchecked(&self, entries: u32) -> Result<()> {
         let entries = capacity(RESIZE, entries, self.context().query_device()?.max_cqe())?;
         // SAFETY: the queue is live.

@@ -266,7 +266,6 @@ impl<'ctx> AsyncEvents<'ctx> {
     /// # Errors
     ///
     /// Those of [`next_event`](Self::next_event).
-    #[doc(alias = "ibv_get_async_event")]
     pub fn wait(&self) -> Result<AsyncEvent> {
         self.wait_with(None)
     }

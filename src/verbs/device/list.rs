@@ -158,7 +158,6 @@ pub fn open(name: &str) -> Result<Context<'static>> {
 /// let domain = context.alloc_pd()?;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
-#[doc(alias = "ibv_open_device")]
 pub fn open_first() -> Result<Context<'static>> {
     let list = devices()?;
     let mut failed = Vec::new();

@@ -88,7 +88,6 @@ impl<'ctx> ProtectionDomain<'ctx> {
     /// # Safety
     ///
     /// That of [`parent_domain`](Self::parent_domain).
-    #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn parent_domain_with_allocator(
         base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
         thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,

@@ -375,7 +375,6 @@ impl<'ctx> Counters<'ctx> {
     /// # Errors
     ///
     /// Those of [`read`](Self::read).
-    #[doc(alias = "ibv_read_counters")]
     pub fn read_cached(&self, values: &mut [u64]) -> Result<()> {
         self.read_with(values, ffi::ibv_read_counters_flags::IBV_READ_COUNTERS_ATTR_PREFER_CACHED.0)
     }

@@ -59,7 +59,6 @@ impl<'ctx> DeviceMemory<'ctx> {
     /// # Errors
     ///
     /// Those of [`with_alignment`](Self::with_alignment).
-    #[doc(alias = "ibv_alloc_dm")]
     pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, bytes: usize) -> Result<Self> {
         Self::with_alignment(context, bytes, 1)
     }
@@ -309,7 +308,6 @@ debug! { DeviceMemory<'_>, self, bytes: self.bytes, .. }
 /// # Ok(())
 /// # }
 /// ```
-#[doc(alias = "ibv_mr")]
 pub type DeviceMemoryRegion<'pd> = Region<'pd, OnDevice<'pd>>;
 
 /// Memory of a device.

@@ -172,7 +172,6 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     ///
     ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow.
     ///  - `ENOMEM`: no memory, no region left on the device, or `RLIMIT_MEMLOCK` is too low.
-    #[doc(alias = "ibv_reg_mr")]
     pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>, len: usize) -> Result<Self> {
         Self::with_options(domain, len, RegionOptions::new())
     }
@@ -205,7 +204,6 @@ impl ProtectionDomain<'_> {
     /// # Errors
     ///
     /// Those of [`MemoryRegion::new`].
-    #[doc(alias = "ibv_reg_mr")]
     pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
         MemoryRegion::new(self, len)
     }
@@ -242,14 +240,12 @@ impl ProtectionDomain<'_> {
 /// # Ok(())
 /// # }
 /// ```
-#[doc(alias = "ibv_mr")]
 pub type BorrowedMemoryRegion<'pd, 'buf, T> = Region<'pd, Borrowed<'buf, T>>;
 
 /// `struct ibv_mr`: a slice of the caller's, registered while borrowed, which requests of this program only
 /// read.
 ///
 /// It derefs to the slice.
-#[doc(alias = "ibv_mr")]
 pub type ReadOnlyMemoryRegion<'pd, 'buf, T> = Region<'pd, ReadOnly<'buf, T>>;
 
 /// A slice that is borrowed exclusively.
@@ -314,7 +310,6 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     /// # Errors
     ///
     /// Those of [`with_access`](Self::with_access).
-    #[doc(alias = "ibv_reg_mr")]
     pub fn new(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
         memory: &'buf mut [T],
@@ -351,7 +346,6 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
     /// # Errors
     ///
     /// Those of [`with_access`](Self::with_access).
-    #[doc(alias = "ibv_reg_mr")]
     pub fn new(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
         memory: &'buf [T],
@@ -405,7 +399,6 @@ impl ProtectionDomain<'_> {
     /// # Errors
     ///
     /// Those of [`ReadOnlyMemoryRegion::with_access`].
-    #[doc(alias = "ibv_reg_mr")]
     pub fn register_read_only<'buf, T: Element>(
         &self,
         memory: &'buf [T],

@@ -61,7 +61,6 @@ impl SharedMemory {
     ///    0; the offset is not a multiple of the page size; or the file has fewer bytes.
     ///  - `EACCES`, `EPERM`: the file is not open for reading and writing, or sealed against writing.
     ///  - `ENOMEM`: the address space has no room.
-    #[doc(alias = "mmap")]
     #[doc(alias = "memfd_create")]
     pub fn map_memfd(memfd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self> {
         let reason = "the file may be shrunk under the mapping: seal it with F_SEAL_SHRINK";

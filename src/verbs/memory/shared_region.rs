@@ -30,7 +30,6 @@ use crate::verbs::domain::ProtectionDomain;
 /// let for_the_peer = region.remote_range(..3)?;
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
-#[doc(alias = "ibv_mr")]
 pub type SharedMemoryRegion<'pd, T> = Region<'pd, Shared<T>>;
 
 /// Memory that the region owns and peers access: there is no reference into it while it is registered.
@@ -127,7 +126,6 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///    memory's address.
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
-    #[doc(alias = "ibv_reg_mr")]
     pub fn from_buffer(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
         buffer: RegionBuffer<T>,
@@ -159,7 +157,6 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     /// # Errors
     ///
     /// Those of [`from_buffer`](Self::from_buffer), but this region keeps the memory.
-    #[doc(alias = "ibv_reg_mr")]
     pub fn register_in<'other>(
         &self,
         domain: impl Into<Parent<'other, ProtectionDomain<'other>>>,
@@ -284,7 +281,6 @@ impl ProtectionDomain<'_> {
     /// # Errors
     ///
     /// Those of [`SharedMemoryRegion::new`].
-    #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_shared<T: Element>(
         &self,
         len: usize,

@@ -23,7 +23,6 @@ use crate::verbs::domain::ProtectionDomain;
 /// let list = [header.gather_element(..)?, padding.gather_element(4032)?];
 /// # Ok::<(), ibverbs::Error>(())
 /// ```
-#[doc(alias = "ibv_mr")]
 pub type NullMemoryRegion<'pd> = Region<'pd, Null>;
 
 /// No memory.
@@ -114,7 +113,6 @@ impl<'pd> NullMemoryRegion<'pd> {
 ///
 /// It is safe because peers have no access, and requests of this program name memory only by slices that borrow
 /// it.
-#[doc(alias = "ibv_mr")]
 pub type ImplicitMemoryRegion<'pd> = Region<'pd, Implicit>;
 
 /// All memory of the program.

@@ -218,7 +218,6 @@ impl<T: Transport> SendHalf<'_, '_, T> {
     /// # Safety
     ///
     /// That of [`QueuePair::post_prepared`].
-    #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn post_prepared<F>(
         &mut self,
@@ -268,7 +267,6 @@ impl<T: Transport> ReceiveHalf<'_, '_, T> {
     /// # Safety
     ///
     /// That of [`QueuePair::post_prepared`].
-    #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_prepared(
         &mut self,

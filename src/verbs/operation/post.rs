@@ -60,8 +60,6 @@ impl<T: Transport> QueuePair<'_, T> {
     /// which links it to the next one.
     ///
     /// The elements and the request itself may be dropped immediately.
-    #[doc(alias = "ibv_post_send")]
-    #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_prepared<R: PostedBy<T>, F>(
         &mut self,
@@ -123,7 +121,6 @@ macro_rules! send_methods {
         /// # Safety
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
-        #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_send(
             &mut self,
@@ -149,7 +146,6 @@ macro_rules! send_methods {
         /// # Safety
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
-        #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_write(
             &mut self,
@@ -176,7 +172,6 @@ macro_rules! send_methods {
         /// # Safety
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
-        #[doc(alias = "ibv_post_send")]
         #[inline]
         pub unsafe fn post_read(
             &mut self,
@@ -321,7 +316,6 @@ macro_rules! receive_methods {
         /// # Safety
         ///
         /// [That of posting](QueuePair#the-contract-of-posting).
-        #[doc(alias = "ibv_post_recv")]
         #[inline]
         pub unsafe fn post_receive(
             &mut self,
@@ -381,7 +375,6 @@ macro_rules! receive_methods {
         /// # Safety
         ///
         /// That of [`post_receive_list`](Self::post_receive_list).
-        #[doc(alias = "ibv_post_recv")]
         pub unsafe fn post_receives<'wr>(
             &mut self,
             receives: impl IntoIterator<Item = (u64, PreparedReceive<'wr>)>,
@@ -466,7 +459,6 @@ impl SharedReceiveQueue<'_> {
     /// # Safety
     ///
     /// That of [`post`](Self::post).
-    #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive(
         &self,

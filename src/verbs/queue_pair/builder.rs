@@ -386,7 +386,6 @@ impl<'res, T: Transport> PreparedQueuePair<'res, T> {
     ///  - `EINVAL`: a setting is wrong for this device, or the type requires a peer.
     ///
     /// The queue pair comes back in the [`StateError`], in RESET, for another attempt.
-    #[doc(alias = "ibv_modify_qp")]
     pub fn activate(self) -> Result<QueuePair<'res, T>, StateError<Self>>
     where
         T: Unconnected,

@@ -135,7 +135,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// # Errors
     ///
     /// `ENOMEM`, `EIO` and `ENODEV` of [`query_attributes`](Self::query_attributes).
-    #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QueuePairState> {
         Ok(self.query_raw(AttributeMask::STATE)?.qp_state.into())
     }
@@ -166,7 +165,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///  - `EOPNOTSUPP`: the device does not report one of them.
     ///  - `ENOMEM`: out of memory.
     ///  - `EIO`, `ENODEV`: the device is gone.
-    #[doc(alias = "ibv_query_qp")]
     pub fn query_attributes(&self, mask: AttributeMask) -> Result<QueuePairAttributes> {
         Ok(QueuePairAttributes::new(self.query_raw(mask)?, mask))
     }
@@ -188,7 +186,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     ///  - `EINVAL`: the queue pair is in RESET.
     ///  - `EIO`, `ENODEV`: the device is gone.
-    #[doc(alias = "ibv_modify_qp")]
     pub fn to_error(&mut self) -> Result<()> {
         self.modify(StateTransition::to(QueuePairState::Error))
     }
@@ -202,7 +199,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// # Errors
     ///
     ///  - `EINVAL`: the queue pair is not in RTS, or the device has no SQD.
-    #[doc(alias = "ibv_modify_qp")]
     pub fn drain(&mut self, notify: bool) -> Result<()> {
         let mut transition = StateTransition::to(QueuePairState::SendQueueDrained);
         if notify {
@@ -217,7 +213,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// # Errors
     ///
     ///  - `EINVAL`: the queue pair is in neither state, or still draining.
-    #[doc(alias = "ibv_modify_qp")]
     pub fn resume(&mut self) -> Result<()> {
         self.modify(StateTransition::to(QueuePairState::ReadyToSend))
     }
@@ -241,7 +236,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// The queue pair comes back in the [`StateError`].
     ///
     ///  - `EIO`, `ENODEV`: the device is gone.
-    #[doc(alias = "ibv_modify_qp")]
     pub fn reset(mut self) -> Result<PreparedQueuePair<'res, T>, StateError<Self>> {
         match self.modify(StateTransition::to(QueuePairState::Reset)) {
             Ok(()) => {

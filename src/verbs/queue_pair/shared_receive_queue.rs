@@ -250,7 +250,6 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// If the provider is `rxe`, `hfi1verbs`, `ipathverbs` or `bnxt_re`, and this fails with anything but `EINVAL`, no
     /// thread uses the queue during the call or after it. `EINVAL` leaves a queue of `rxe` as it was.
-    #[doc(alias = "ibv_modify_srq")]
     pub unsafe fn resize_unchecked(&self, max_wr: u32) -> Result<()> {
         const VERB: &str = "ibv_modify_srq";
         let most = self.domain.context().query_device()?.max_srq_wr();
@@ -362,7 +361,6 @@ impl SharedReceiveQueue<'_> {
     }
 
     /// Sets the [`token`](Self::token), for events that are read from now on.
-    #[doc(alias = "srq_context")]
     pub fn set_token(&self, to: usize) {
         // SAFETY: the queue is live.
         unsafe { token(self.as_raw()) }

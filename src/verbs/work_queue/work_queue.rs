@@ -149,7 +149,6 @@ impl<'res> WorkQueue<'res> {
     ///  - `EOPNOTSUPP`: the device lacks an option or cannot change it: mlx5 changes only
     ///    [`CVLAN_STRIPPING`](Flags::CVLAN_STRIPPING), in [`Ready`](State::Ready).
     ///  - `EIO`, `ENODEV`: the device is gone.
-    #[doc(alias = "ibv_modify_wq")]
     pub fn set_flags(&self, flags: Flags, mask: Flags) -> Result<()> {
         Error::invalid_if(!mask.contains(flags), MODIFY, "flags has options that are not in mask")?;
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -216,7 +215,6 @@ impl<'res> WorkQueue<'res> {
     /// # Safety
     ///
     /// That of [`post`](Self::post).
-    #[doc(alias = "ibv_post_wq_recv")]
     #[inline]
     pub unsafe fn post_receive(
         &self,

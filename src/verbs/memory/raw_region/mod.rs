@@ -24,7 +24,6 @@ use crate::verbs::memory::scatter_gather::{LocalMemoryMut, ScatterElement};
 /// It is for memory that no Rust reference covers: mapped files and devices, memory of a GPU or of another
 /// library, dma-bufs, regions of other processes. A slice needs no `unsafe`: see
 /// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion).
-#[doc(alias = "ibv_mr")]
 pub type RawMemoryRegion<'pd> = Region<'pd, Raw<'pd>>;
 
 /// Memory that something else owns, or that the provider has allocated.
@@ -269,7 +268,6 @@ impl<'pd> RawMemoryRegion<'pd> {
     /// Those of [`from_dmabuf`](Self::from_dmabuf), and:
     ///
     ///  - `ENOMEM`: the address space has no room.
-    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn map_dmabuf(
         domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
         dmabuf: BorrowedFd<'_>,
@@ -444,7 +442,6 @@ impl<'pd> RawMemoryRegion<'pd> {
     /// No request that names the region is outstanding. The conditions of [`new`](Self::new) hold for the new
     /// memory from now on. For the former memory they hold until this returns `Ok`, or if it fails until the
     /// region is deregistered.
-    #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn rereg_memory(
         &mut self,
         address: *mut u8,
