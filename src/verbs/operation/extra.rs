@@ -1,6 +1,7 @@
 //! What a message carries in addition to its data.
 
-use crate::base::ffi::{self, ibv_wr_opcode as Opcode};
+use crate::base::ffi;
+use crate::base::ffi::ibv_wr_opcode as Opcode;
 use crate::verbs::memory::RemoteMemoryRegion;
 use crate::verbs::queue_pair::SendOperations as Extended;
 

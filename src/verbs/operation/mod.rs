@@ -69,7 +69,6 @@ pub use bind_window::{WindowBinding, WindowMemory};
 pub use destination::{DatagramDestination, DatagramPeer, Destination, To, XrcPeer};
 #[cfg(feature = "mlx5")]
 pub use destination::{DcDestination, DcPeer};
-pub use encode::SegmentedSendWorkRequest;
 pub(crate) use encode::{check, check_receive};
 pub use extra::{Extra, Immediate, Invalidate, WriteExtra};
 pub use halves::{OwnedReceiveHalf, OwnedSendHalf, ReceiveHalf, SendHalf};
@@ -80,7 +79,8 @@ pub(crate) use receive::Receive;
 pub use receive::ReceiveWorkRequest;
 pub use requests::{
     AtomicWriteWorkRequest, CompareSwapWorkRequest, FetchAddWorkRequest, FlushWorkRequest,
-    LocalInvalidateWorkRequest, ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
+    LocalInvalidateWorkRequest, ReadWorkRequest, SegmentedSendWorkRequest, SendWorkRequest,
+    WriteWorkRequest,
 };
 
 use crate::base::ffi;

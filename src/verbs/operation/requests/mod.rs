@@ -1,15 +1,10 @@
-use super::destination::{Destination, To};
-use super::destination::{atomic, check_atomic, check_remote, rdma};
-use super::extra::{Extra, WriteExtra};
+use super::destination::{Destination, To, atomic, check_atomic, check_remote, rdma};
+use super::extra::{Extra, Immediate, Invalidate, WriteExtra};
 use super::sealed::{AddedOn, Kind, Posted, PostedOn, Request, Undirected};
 use super::{Adds, INLINE, Posts, SIGNALED};
-use crate::base::{
-    Error, Result,
-    ffi::{self, ibv_wr_opcode as Opcode},
-    setters,
-};
+use crate::base::ffi::ibv_wr_opcode as Opcode;
+use crate::base::{Error, Result, ffi, setters};
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
-use crate::verbs::operation::{Immediate, Invalidate};
 use crate::verbs::queue_pair::{
     Atomics, FixedPeer, FlushPlacement, PostsRdma, Reads, SendOperations as Extended, Sends,
     Transport, Writes,
@@ -175,6 +170,8 @@ macro_rules! work_requests {
 
 #[cfg(test)]
 macro_rules! compare {
+    // Only the extended interface has it.
+    ($compared:ident $operation:ident $fields:tt SegmentHeader) => {};
     ($compared:ident $operation:ident $fields:tt Extra) => {
         compare! { $compared $operation $fields WriteExtra }
         compare! { @ $compared $operation <crate::verbs::operation::Invalidate> $fields }
@@ -197,7 +194,7 @@ macro_rules! compare {
 }
 
 macro_rules! posted {
-    (batch $operation:ident [] []) => {};
+    (batch $($rest:tt)*) => {};
     (posted $operation:ident [$($generics:tt)*] [$($arguments:tt)*]) => {
         impl<$($generics)*> Posted for op::$operation $($arguments)* {}
         impl<$($generics)*> Undirected for op::$operation $($arguments)* {}
@@ -355,6 +352,22 @@ work_requests! {
         fill |this, request| (*request).wr.atomic = atomic(&this.remote, this.add, 0),
         emit |this, queue_pair| call!(queue_pair.wr_atomic_fetch_add(this.remote.rkey, this.remote.address, this.add));
 
+    /// `ibv_wr_send_tso`: sends data as several messages, each after a copy of a header that the device updates. [In
+    /// batches](crate::operation::Batch::add) only.
+    #[doc(alias = "ibv_wr_send_tso")]
+    SegmentedSendWorkRequest<D: GatherBuffer, X: SegmentHeader = &'static [u8]> { header: X, segment: u16 } as SegmentedSend:
+        Opcode::IBV_WR_TSO, Extended::TSO, data true, peer true, writes false, reliable false, gather, batch,
+        on FixedPeer, Sends,
+        fits |this, bytes| {
+            let length = this.header.as_ref().len() as u64;
+            Error::within("ibv_wr_send_tso", "the length of the header", length, 0, u16::MAX)
+        },
+        fill |this, request| (*request).__bindgen_anon_2.tso = tso(this.header.as_ref(), this.segment),
+        emit |this, queue_pair| {
+            let tso = tso(this.header.as_ref(), this.segment);
+            call!(queue_pair.wr_send_tso(tso.hdr, tso.hdr_sz, tso.mss))
+        };
+
     /// `ibv_wr_atomic_write`: sets 8 bytes of the peer's memory at once. [In batches](crate::operation::Batch::add)
     /// only.
     #[doc(alias = "ibv_wr_atomic_write")]
@@ -394,6 +407,16 @@ work_requests! {
 }
 
 /// C's length is a `size_t`.
+/// What [`SegmentedSendWorkRequest`] sends before each segment. The device only reads it.
+pub trait SegmentHeader: Copy + AsRef<[u8]> {}
+
+impl SegmentHeader for &[u8] {}
+
+fn tso(header: &[u8], mss: u16) -> ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
+    let (hdr, hdr_sz) = (header.as_ptr().cast_mut().cast(), header.len() as u16);
+    ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr, hdr_sz, mss }
+}
+
 #[inline]
 fn check_flush(remote: &RemoteMemoryRegion) -> Result<()> {
     if usize::try_from(remote.length).is_err() {
@@ -495,6 +518,21 @@ impl<D> WriteWorkRequest<D, Immediate> {
     #[inline(always)]
     pub fn solicited(mut self) -> Self {
         self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_SOLICITED.0;
+        self
+    }
+}
+
+impl<'h, D: GatherBuffer> SegmentedSendWorkRequest<D, &'h [u8]> {
+    /// Sends `data` in messages of at most `segment` bytes after the header, which has at most 65535.
+    pub fn new(data: D, header: &'h [u8], segment: u16) -> Self {
+        Self { buffer: data, operation: op::SegmentedSend { flags: 0, header, segment } }
+    }
+}
+
+impl<D, X> SegmentedSendWorkRequest<D, X> {
+    /// As [`SendWorkRequest::ip_checksum`].
+    pub fn ip_checksum(mut self) -> Self {
+        self.operation.flags |= ffi::ibv_send_flags::IBV_SEND_IP_CSUM.0;
         self
     }
 }
