@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Condvar;
 
-use ibverbs::tcp::{DeadlineStream, StreamWithDeadline};
+use ibverbs::tcp::DeadlineStream;
 
 use super::*;
 
@@ -147,18 +147,20 @@ impl Write for Narrow {
     }
 }
 
+impl DeadlineStream for Narrow {
+    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.deadline = deadline;
+        Ok(())
+    }
+}
+
 #[test]
 fn a_stream_without_room_is_enough() {
     let rig = Rig::new();
     let (one, two) = Narrow::pair();
-    let with_deadline = |stream| {
-        StreamWithDeadline::new(stream, |stream: &mut Narrow, deadline| {
-            stream.deadline = deadline;
-            Ok(())
-        })
-    };
-    let (one, two) = connects_over(&rig, with_deadline(one), with_deadline(two));
-    assert!(one.into_inner().deadline.is_none(), "it waits without a limit again");
+    let (one, two) = connects_over(&rig, one, two);
+    assert!(one.deadline.is_none(), "it waits without a limit again");
+    drop(one);
     // A handshake that the peer does not answer ends by its deadline.
     let mut two = two;
     let reason = error(rig.prepared().accept_over(&mut two, b"", at_once()));
@@ -166,13 +168,37 @@ fn a_stream_without_room_is_enough() {
     rig.assert_nothing_left();
 }
 
+/// A stream whose deadline cannot be set.
+struct WithoutDeadline(UnixStream);
+
+impl Read for WithoutDeadline {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.0.read(bytes)
+    }
+}
+
+impl Write for WithoutDeadline {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl DeadlineStream for WithoutDeadline {
+    fn set_deadline(&mut self, _: Option<Instant>) -> io::Result<()> {
+        Err(io::Error::other("no"))
+    }
+}
+
 /// A stream that cannot have a deadline gets an error before anything is sent.
 #[test]
 fn an_error_of_the_stream_is_handed_on() {
     let rig = Rig::new();
     let (one, mut two) = UnixStream::pair().unwrap();
-    let mut broken =
-        StreamWithDeadline::new(one, |_: &mut UnixStream, _| Err(io::Error::other("no")));
+    let mut broken = WithoutDeadline(one);
     let reason = error(rig.prepared().connect_over(&mut broken, b"", soon()));
     assert!(matches!(&reason, ExchangeError::Io(error) if error.to_string() == "no"), "{reason}");
     drop(broken);
@@ -181,8 +207,10 @@ fn an_error_of_the_stream_is_handed_on() {
     rig.assert_nothing_left();
 }
 
-/// Neither its calls nor its deadline ever do anything but report a signal.
-struct Interrupted;
+/// Neither its calls nor, unless it `has_deadline`, setting its deadline do anything but report a signal.
+struct Interrupted {
+    has_deadline: bool,
+}
 
 impl Read for Interrupted {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
@@ -200,13 +228,17 @@ impl Write for Interrupted {
     }
 }
 
+impl DeadlineStream for Interrupted {
+    fn set_deadline(&mut self, _: Option<Instant>) -> io::Result<()> {
+        if self.has_deadline { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
+    }
+}
+
 #[test]
 fn a_stream_that_is_always_interrupted_ends_by_its_deadline() {
     let rig = Rig::new();
-    for sets_it in [true, false] {
-        let mut stream = StreamWithDeadline::new(Interrupted, |_: &mut Interrupted, _| {
-            if sets_it { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
-        });
+    for has_deadline in [true, false] {
+        let mut stream = Interrupted { has_deadline };
         for reason in [
             error(rig.prepared().connect_over(&mut stream, b"", at_once())),
             error(rig.prepared().accept_over(&mut stream, b"", at_once())),

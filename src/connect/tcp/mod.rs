@@ -15,7 +15,7 @@
 //! | to | |
 //! |---|---|
 //! | connect or accept | methods of [`PreparedChannel`](crate::PreparedChannel) and [`PreparedQueuePair`](crate::PreparedQueuePair) |
-//! | use a stream of your own | [`DeadlineStream`], [`StreamWithDeadline`], [`AsyncStream`] |
+//! | use a stream of your own | [`DeadlineStream`], [`AsyncStream`] |
 //! | go in steps, or feed it bytes | [`Exchange`], [`Step`] |
 //! | know why it failed | [`ExchangeError`], [`ExchangeStage`] |
 //! | notice that the peer's program has ended | [`peer_has_closed`], [`wait_until_peer_closes`] |
@@ -59,7 +59,7 @@ pub(crate) use async_stream::exchange_over;
 pub use error::{ExchangeError, ExchangeStage, MAX_PRIVATE_DATA};
 pub use exchange::Exchange;
 pub(crate) use exchange::{Attempt, Role};
+pub use stream::DeadlineStream;
 pub(crate) use stream::exchange;
-pub use stream::{DeadlineStream, StreamWithDeadline};
 #[cfg(any(test, fuzzing))]
 pub use wire::exchanged_bytes;

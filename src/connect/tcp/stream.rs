@@ -1,17 +1,40 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fmt, thread};
 
 use super::error::{ExchangeError, ExchangeStage};
 use super::exchange::{Exchange, Exchanged, Role};
-use crate::base::{debug, panics::catch};
+use crate::base::panics::catch;
 use crate::connect::handshake::{Handshake, Step};
 
 /// A stream over which two sides can connect: its waits can have a deadline.
 ///
-/// [`TcpStream`] and [`UnixStream`] are such streams. For others, such as TLS over TCP, see [`StreamWithDeadline`].
+/// [`TcpStream`] and [`UnixStream`] are such streams. Others, such as TLS over TCP, pass the deadline to the socket below:
+///
+/// ```
+/// use std::io::{Read, Result, Write};
+/// use std::net::TcpStream;
+/// use std::time::Instant;
+/// use ibverbs::tcp::DeadlineStream;
+///
+/// /// Holds the TLS stream of another crate.
+/// struct Tls(TcpStream);
+/// # impl Read for Tls {
+/// #     fn read(&mut self, bytes: &mut [u8]) -> Result<usize> { self.0.read(bytes) }
+/// # }
+/// # impl Write for Tls {
+/// #     fn write(&mut self, bytes: &[u8]) -> Result<usize> { self.0.write(bytes) }
+/// #     fn flush(&mut self) -> Result<()> { Ok(()) }
+/// # }
+///
+/// impl DeadlineStream for Tls {
+///     fn set_deadline(&mut self, deadline: Option<Instant>) -> Result<()> {
+///         self.0.set_deadline(deadline)
+///     }
+/// }
+/// ```
 pub trait DeadlineStream: Read + Write {
     /// Makes `read`, `write` and `flush` wait only until `deadline`, then fail with
     /// [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock). `None` removes the deadline.
@@ -62,77 +85,6 @@ impl<S: DeadlineStream + ?Sized> DeadlineStream for Box<S> {
         (**self).set_deadline(deadline)
     }
 }
-
-/// Any stream, such as TLS, with a function that sets the deadline of its waits. The function is
-/// [`DeadlineStream::set_deadline`]; usually it passes the deadline to the socket below.
-///
-/// ```
-/// use std::io::{BufReader, Read, Write};
-/// use std::net::TcpStream;
-/// use ibverbs::tcp::{DeadlineStream, StreamWithDeadline};
-///
-/// /// Stands for the TLS stream of another crate.
-/// struct Tls(TcpStream);
-/// # impl Read for Tls {
-/// #     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> { self.0.read(bytes) }
-/// # }
-/// # impl Write for Tls {
-/// #     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> { self.0.write(bytes) }
-/// #     fn flush(&mut self) -> std::io::Result<()> { Ok(()) }
-/// # }
-///
-/// fn with_deadline(tls: Tls) -> impl DeadlineStream {
-///     StreamWithDeadline::new(tls, |tls, deadline| tls.0.set_deadline(deadline))
-/// }
-/// ```
-pub struct StreamWithDeadline<S, F> {
-    stream: S,
-    set_deadline: F,
-}
-
-impl<S, F> StreamWithDeadline<S, F>
-where
-    S: Read + Write,
-    F: FnMut(&mut S, Option<Instant>) -> io::Result<()>,
-{
-    /// Combines a stream and its function.
-    pub fn new(stream: S, set_deadline: F) -> Self {
-        Self { stream, set_deadline }
-    }
-
-    /// The stream alone.
-    pub fn into_inner(self) -> S {
-        self.stream
-    }
-}
-
-impl<S: Read, F> Read for StreamWithDeadline<S, F> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(bytes)
-    }
-}
-
-impl<S: Write, F> Write for StreamWithDeadline<S, F> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
-}
-
-impl<S, F> DeadlineStream for StreamWithDeadline<S, F>
-where
-    S: Read + Write,
-    F: FnMut(&mut S, Option<Instant>) -> io::Result<()>,
-{
-    fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
-        (self.set_deadline)(&mut self.stream, deadline)
-    }
-}
-
-debug! { impl[S: fmt::Debug, F] StreamWithDeadline<S, F>, self, stream: self.stream, .. }
 
 struct Timed<'s, S: DeadlineStream> {
     stream: &'s mut S,
