@@ -1,9 +1,9 @@
 //! Datagram peers, found by IP address (SIDR), and multicast groups.
 
 use super::error::ConnectionError;
-use super::event::{ConnectionEventKind, Copied};
+use super::event::ConnectionEventKind;
 use super::id::Id;
-use super::listener::{ListenerBuilder, Requests};
+use super::listener::{Listener, ListenerBuilder, sealed};
 use super::private_data::{Message, PrivateData};
 use crate::base::{Error, QueuePairState, QueuePairType, Result, debug, ffi, getters};
 use crate::verbs::device::{Context, Gid};
@@ -11,7 +11,6 @@ use crate::verbs::operation::DatagramDestination;
 use crate::verbs::queue_pair::{AddressVector, Datagram, PreparedQueuePair, QueuePair, Transport};
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 /// To RTS, with the connection manager's Q_Key and partition.
@@ -170,9 +169,7 @@ impl DatagramAddress {
 
 /// Listens for datagram peers: see
 /// [`ListenerBuilder::bind_datagram`](crate::rdmacm::ListenerBuilder::bind_datagram).
-pub struct DatagramListener {
-    requests: Requests,
-}
+pub type DatagramListener = Listener<DatagramRequest>;
 
 impl ListenerBuilder {
     /// [`bind`](Self::bind) for datagram peers.
@@ -181,44 +178,15 @@ impl ListenerBuilder {
     ///
     /// Those of `bind`.
     pub fn bind_datagram(self) -> Result<DatagramListener> {
-        Ok(DatagramListener { requests: self.bind_in(ffi::rdma_port_space::RDMA_PS_UDP)? })
+        self.bind_in(ffi::rdma_port_space::RDMA_PS_UDP)
     }
 }
 
-impl DatagramListener {
-    /// The address, with the port that the kernel has chosen. `None` if it is neither IPv4 nor IPv6.
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.requests.id.local_addr()
-    }
-
-    /// Waits for a peer, not after `deadline`.
-    ///
-    /// # Errors
-    ///
-    ///  - `ETIMEDOUT`: no peer came.
-    ///  - `EMFILE`, `ENFILE`, `ENOMEM`: the process can open no file for the request, which stays queued.
-    pub fn next_until(&mut self, deadline: Instant) -> Result<DatagramRequest> {
-        self.requests.next_before(Some(deadline)).map(DatagramRequest::new)
-    }
-
-    /// [`next_until`](Self::next_until) without waiting.
-    ///
-    /// # Errors
-    ///
-    /// Those of `next_until` but `ETIMEDOUT`.
-    pub fn try_next(&mut self) -> Result<Option<DatagramRequest>> {
-        Ok(self.requests.try_next()?.map(DatagramRequest::new))
+impl sealed::Request for DatagramRequest {
+    fn new(sealed::Asked(id, event): sealed::Asked) -> Self {
+        Self { id, private_data: event.public.private_data, answered: false }
     }
 }
-
-impl AsFd for DatagramListener {
-    /// Readable when [`try_next`](Self::try_next) has work.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.requests.id.as_fd()
-    }
-}
-
-debug! { DatagramListener, self, local_addr: self.local_addr() }
 
 /// A peer that asks where to send datagrams. Dropping it rejects the peer.
 #[must_use = "dropping it rejects the peer"]
@@ -238,10 +206,6 @@ impl Drop for DatagramRequest {
 }
 
 impl DatagramRequest {
-    fn new((id, event): (Id, Copied)) -> Self {
-        Self { id, private_data: event.public.private_data, answered: false }
-    }
-
     getters! { self,
         /// The private data of the peer's request.
         private_data: &PrivateData => &self.private_data;

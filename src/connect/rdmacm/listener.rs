@@ -1,5 +1,6 @@
 //! Waiting for peers that want to connect.
 
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::time::Instant;
@@ -57,10 +58,10 @@ impl ListenerBuilder {
     #[doc(alias = "rdma_bind_addr")]
     #[doc(alias = "rdma_listen")]
     pub fn bind(self) -> Result<Listener> {
-        Ok(Listener { requests: self.bind_in(ffi::rdma_port_space::RDMA_PS_TCP)? })
+        self.bind_in(ffi::rdma_port_space::RDMA_PS_TCP)
     }
 
-    pub(super) fn bind_in(self, port_space: ffi::rdma_port_space) -> Result<Requests> {
+    pub(super) fn bind_in<R>(self, port_space: ffi::rdma_port_space) -> Result<Listener<R>> {
         let mut id = Id::new(port_space)?;
         if self.reuse_address {
             id.set_option(ffi::RDMA_OPTION_ID_REUSEADDR.0, 1_i32)?;
@@ -70,11 +71,12 @@ impl ListenerBuilder {
         }
         id.bind(self.address)?;
         id.listen(self.backlog)?;
-        Ok(Requests { id, spare: None })
+        Ok(Listener { id, spare: None, requests: PhantomData })
     }
 }
 
-/// Listens for peers.
+/// Listens for peers: for those that want a connection, or, as a
+/// [`DatagramListener`](crate::rdmacm::DatagramListener), for those that want to exchange datagrams.
 ///
 /// ```no_run
 /// # // needs a peer
@@ -94,8 +96,25 @@ impl ListenerBuilder {
 /// ```
 #[doc(alias = "rdma_create_event_channel")]
 #[doc(alias = "rdma_create_id")]
-pub struct Listener {
-    requests: Requests,
+pub struct Listener<R = ConnectionRequest> {
+    id: Id,
+    /// Opened before the next request is read, so none is lost when files run out. Each request moves to a channel of its
+    /// own.
+    spare: Option<EventChannel>,
+    requests: PhantomData<fn() -> R>,
+}
+
+pub(super) mod sealed {
+    use super::{Copied, Id};
+
+    /// An event with an identifier of its own.
+    #[expect(missing_debug_implementations, reason = "no program can name it")]
+    pub struct Asked(pub(in crate::connect::rdmacm) Id, pub(in crate::connect::rdmacm) Copied);
+
+    /// What a peer asks for.
+    pub trait Request {
+        fn new(asked: Asked) -> Self;
+    }
 }
 
 impl Listener {
@@ -114,12 +133,14 @@ impl Listener {
     pub fn bind(address: SocketAddr) -> Result<Self> {
         Self::builder(address).bind()
     }
+}
 
+impl<R: sealed::Request> Listener<R> {
     /// The address, with the port that the kernel has chosen. `None` if it is neither IPv4 nor IPv6.
     #[doc(alias = "rdma_get_local_addr")]
     #[doc(alias = "rdma_get_src_port")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.requests.id.local_addr()
+        self.id.local_addr()
     }
 
     /// Waits for a peer.
@@ -130,8 +151,8 @@ impl Listener {
     ///  - `ENODEV`: the device of the address was removed.
     #[doc(alias = "rdma_migrate_id")]
     #[expect(clippy::should_implement_trait, reason = "it never ends, and may fail and go on")]
-    pub fn next(&mut self) -> Result<ConnectionRequest> {
-        self.requests.next_before(None).map(request)
+    pub fn next(&mut self) -> Result<R> {
+        self.next_before(None)
     }
 
     /// [`next`](Self::next), not after `deadline`.
@@ -139,8 +160,12 @@ impl Listener {
     /// # Errors
     ///
     /// Those of `next`; `ETIMEDOUT`: no peer came.
-    pub fn next_until(&mut self, deadline: Instant) -> Result<ConnectionRequest> {
-        self.requests.next_before(Some(deadline)).map(request)
+    pub fn next_until(&mut self, deadline: Instant) -> Result<R> {
+        self.next_before(Some(deadline))
+    }
+
+    fn next_before(&mut self, deadline: Option<Instant>) -> Result<R> {
+        event_file::take_before(WAIT, self.id.as_fd().as_raw_fd(), deadline, || self.try_next())
     }
 
     /// [`next`](Self::next) without waiting.
@@ -148,41 +173,7 @@ impl Listener {
     /// # Errors
     ///
     /// Those of `next`.
-    pub fn try_next(&mut self) -> Result<Option<ConnectionRequest>> {
-        Ok(self.requests.try_next()?.map(request))
-    }
-}
-
-fn request((id, event): (Id, Copied)) -> ConnectionRequest {
-    let Copied { responder_resources, initiator_depth, .. } = event;
-    let (credit_word, private_data) = event.public.private_data.split();
-    let offer = Offer { responder_resources, initiator_depth, credit_word };
-    ConnectionRequest::new(id, offer, private_data)
-}
-
-impl AsFd for Listener {
-    /// Readable when [`try_next`](Self::try_next) has work.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.requests.id.as_fd()
-    }
-}
-
-debug! { Listener, self, local_addr: self.local_addr(), .. }
-
-/// Each request moves to a channel of its own.
-pub(super) struct Requests {
-    pub(super) id: Id,
-    /// Opened before the next request is read, so none is lost when files run out.
-    spare: Option<EventChannel>,
-}
-
-impl Requests {
-    pub(super) fn next_before(&mut self, deadline: Option<Instant>) -> Result<(Id, Copied)> {
-        let fd = self.id.as_fd().as_raw_fd();
-        event_file::take_before(WAIT, fd, deadline, || self.try_next())
-    }
-
-    pub(super) fn try_next(&mut self) -> Result<Option<(Id, Copied)>> {
+    pub fn try_next(&mut self) -> Result<Option<R>> {
         loop {
             let spare = self.spare.take().map_or_else(EventChannel::new, Ok)?;
             match self.id.next() {
@@ -199,12 +190,12 @@ impl Requests {
         }
     }
 
-    fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<(Id, Copied)>> {
+    fn take(&mut self, event: Copied, spare: EventChannel) -> Result<Option<R>> {
         if let Some(raw) = event.request {
             // SAFETY: nothing else knows the identifier, which came with the event. The event is acknowledged, and its
             // channel is ours and live.
             let id = unsafe { Id::migrate(raw, spare) }?;
-            return Ok(Some((id, event)));
+            return Ok(Some(R::new(sealed::Asked(id, event))));
         }
         self.spare = Some(spare);
         if event.kind() == ConnectionEventKind::DeviceRemoved {
@@ -214,6 +205,15 @@ impl Requests {
         Ok(None)
     }
 }
+
+impl<R> AsFd for Listener<R> {
+    /// Readable when [`try_next`](Self::try_next) has work.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.id.as_fd()
+    }
+}
+
+debug! { impl[R] Listener<R>, self, local_addr: self.id.local_addr(), .. }
 
 /// A peer that waits for an answer. Dropping it rejects the peer.
 #[must_use = "dropping it rejects the peer"]
@@ -233,11 +233,16 @@ impl Drop for ConnectionRequest {
     }
 }
 
-impl ConnectionRequest {
-    pub(super) fn new(id: Id, offer: Offer, private_data: PrivateData) -> Self {
+impl sealed::Request for ConnectionRequest {
+    fn new(sealed::Asked(id, event): sealed::Asked) -> Self {
+        let Copied { responder_resources, initiator_depth, .. } = event;
+        let (credit_word, private_data) = event.public.private_data.split();
+        let offer = Offer { responder_resources, initiator_depth, credit_word };
         Self { id: Some(id), offer, private_data }
     }
+}
 
+impl ConnectionRequest {
     fn id(&self) -> &Id {
         self.id.as_ref().expect("not answered")
     }
