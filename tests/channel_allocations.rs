@@ -114,7 +114,7 @@ fn nothing_is_allocated_per_operation() {
             })
             .unwrap();
             // SAFETY: there is no memory.
-            let mut work = unsafe { two.receive_unpolled(()) }.unwrap();
+            let mut work = unsafe { two.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
             assert!(work.poll(&mut two).is_none());
             one.send(()).unwrap();
             work.wait(&mut two).unwrap();
@@ -167,9 +167,9 @@ fn nothing_is_left_of_a_channel_and_its_loop() {
     let round = || {
         let Rig { mut one, mut two, domain } = Rig::new(&device);
         // SAFETY: there is no memory.
-        let late = unsafe { two.receive_unpolled(()) }.unwrap();
+        let late = unsafe { two.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
         // SAFETY: as above.
-        let _ = unsafe { one.receive_unpolled(()) }.unwrap();
+        let _ = unsafe { one.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
         one.send(()).unwrap();
         late.wait(&mut two).unwrap();
         let prepared = one.reset().map_err(|failed| failed.error).unwrap();

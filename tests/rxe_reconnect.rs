@@ -7,7 +7,9 @@ mod vm;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ibverbs::{Inline, TransportError, completion::WorkErrorClass, settings::AckTimeout};
+use ibverbs::{
+    Inline, ReceiveWorkRequest, TransportError, completion::WorkErrorClass, settings::AckTimeout,
+};
 
 use vm::channels::{connect, deadline, handshake, nothing_is_left, sides};
 use vm::{one_at_a_time, run};
@@ -95,7 +97,7 @@ fn a_late_acknowledgement_of_the_old_peer_completes_nothing() {
         let (mut b, mut old) = connect(builder(0), builder(1));
         let number = b.number();
         // SAFETY: there is no memory.
-        let _receive = unsafe { old.receive_unpolled(()) }.unwrap();
+        let _receive = unsafe { old.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
         // The message itself arrives at once; its acknowledgement takes its time.
         let late = b.until(Instant::now() + DELAY / 4).send(Inline(b"")).unwrap_err();
         assert_eq!(late, TransportError::TimedOut);

@@ -4,10 +4,8 @@ use std::ffi::c_int;
 
 use super::error::TransportResult;
 use super::operation::{Limits, Operation, Queue, Target, Templates, check_send};
-use crate::base::{
-    Error, Result,
-    ffi::{self, ibv_wr_opcode as Opcode},
-};
+use crate::base::ffi::ibv_wr_opcode as Opcode;
+use crate::base::{Error, Result, ffi};
 use crate::verbs::memory::GatherBuffer;
 use crate::verbs::operation::encode::encode;
 use crate::verbs::operation::sealed::{Kind, Request};

@@ -6,8 +6,7 @@ use super::slot::{Slot, State};
 use super::wait::Wait;
 use crate::verbs::completion::WorkSuccess;
 
-/// An operation that was posted by one of the `unsafe` methods of [`Channel`](crate::Channel), such as
-/// [`send_unpolled`](crate::Channel::send_unpolled).
+/// An operation that was posted with [`Channel::post_unpolled`](crate::Channel::post_unpolled).
 ///
 /// It is a number: it borrows neither the channel nor the buffer, so a struct can hold all three, for
 /// any time. Ask the channel for its result with

@@ -5,11 +5,9 @@ use super::Channel;
 use super::error::TransportError;
 use super::error::TransportResult;
 use super::pending_work::PendingWork;
-use super::posting::{IntoReceive, IntoSend, WorkRequest, list_of};
+use super::posting::{WorkRequest, list_of};
 use super::slot::State;
 use crate::verbs::completion::WorkSuccess;
-use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
-use crate::verbs::operation::{ReadWorkRequest, WriteWorkRequest};
 
 impl PendingWork {
     /// Polls once, without waiting: the result, or `None` if the operation is still in flight.
@@ -119,79 +117,5 @@ impl Channel<'_> {
         // SAFETY: the caller keeps the memory until the operation has ended.
         let slot = unsafe { core.post(operation, list.as_mut(), State::Unscoped) }?;
         Ok(PendingWork::new(core, slot))
-    }
-
-    /// `ibv_post_send`: posts a send. See [`post_unpolled`](Self::post_unpolled).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// That of [`post_unpolled`](Self::post_unpolled).
-    #[inline]
-    pub unsafe fn send_unpolled<M: IntoSend>(
-        &mut self,
-        message: M,
-    ) -> TransportResult<PendingWork> {
-        // SAFETY: the caller keeps the contract.
-        unsafe { self.post_unpolled(message.into_send()) }
-    }
-
-    /// `ibv_post_recv`: posts a receive. See [`post_unpolled`](Self::post_unpolled).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// That of [`post_unpolled`](Self::post_unpolled).
-    #[inline]
-    pub unsafe fn receive_unpolled<M: IntoReceive>(
-        &mut self,
-        room: M,
-    ) -> TransportResult<PendingWork> {
-        // SAFETY: the caller keeps the contract.
-        unsafe { self.post_unpolled(room.into_receive()) }
-    }
-
-    /// `ibv_post_send`: posts an RDMA write. See [`post_unpolled`](Self::post_unpolled).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// That of [`post_unpolled`](Self::post_unpolled).
-    #[inline]
-    pub unsafe fn write_unpolled<D: GatherBuffer>(
-        &mut self,
-        data: D,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<PendingWork> {
-        // SAFETY: the caller keeps the contract.
-        unsafe { self.post_unpolled(WriteWorkRequest::new(data, remote)) }
-    }
-
-    /// `ibv_post_send`: posts an RDMA read. See [`post_unpolled`](Self::post_unpolled).
-    ///
-    /// # Errors
-    ///
-    /// [Those of unpolled operations](Self#unpolled-operations).
-    ///
-    /// # Safety
-    ///
-    /// That of [`post_unpolled`](Self::post_unpolled).
-    #[inline]
-    pub unsafe fn read_unpolled<D: ScatterBuffer>(
-        &mut self,
-        buffer: D,
-        remote: impl Into<RemoteMemoryRegion>,
-    ) -> TransportResult<PendingWork> {
-        // SAFETY: the caller keeps the contract.
-        unsafe { self.post_unpolled(ReadWorkRequest::new(buffer, remote)) }
     }
 }

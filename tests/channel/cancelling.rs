@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::pair::{Pair, outstanding, soon};
 use crate::software::Software;
 use ibverbs::channel::CancelHandle;
-use ibverbs::{Channel, Inline, SendWorkRequest, TransportError};
+use ibverbs::{Channel, Inline, ReceiveWorkRequest, SendWorkRequest, TransportError};
 
 /// A wait for something that never comes, which returns its error.
 type WaitFor = fn(&mut Channel<'static>) -> TransportError;
@@ -23,7 +23,11 @@ const STOPPING: [WaitFor; 6] = [
     |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.spin_poll())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(()).map(drop))),
     // SAFETY: there is no memory.
-    |channel| cancelled(unsafe { channel.receive_unpolled(()) }.unwrap().wait(channel)),
+    |channel| {
+        cancelled(
+            unsafe { channel.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap().wait(channel),
+        )
+    },
 ];
 
 /// Longer than any test takes.

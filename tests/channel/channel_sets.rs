@@ -8,7 +8,8 @@ use crate::pair::{break_queue_pair, builder, connect, domain, outstanding};
 use crate::software::Software;
 use ibverbs::channel::ChannelSet;
 use ibverbs::{
-    Channel, Inline, MemoryRegion, ProtectionDomain, TransportError, completion::WorkErrorClass,
+    Channel, Inline, MemoryRegion, ProtectionDomain, SendWorkRequest, TransportError,
+    completion::WorkErrorClass,
 };
 
 const PEERS: usize = 3;
@@ -176,7 +177,8 @@ fn a_deadline_stops_those_whose_message_did_not_come() {
     let numbers: Vec<_> = rig.set.channels().iter().map(Channel::number).collect();
     let here = rig.region(4);
     // SAFETY: the region is not touched before the work has ended.
-    let sent = unsafe { rig.peers[2].send_unpolled(here.slice(..).unwrap()) }.unwrap();
+    let sent = unsafe { rig.peers[2].post_unpolled(SendWorkRequest::new(here.slice(..).unwrap())) }
+        .unwrap();
     let until = Instant::now() + Duration::from_millis(300);
     let came = rig.set.gather(rooms(&mut inbox), until);
     assert_eq!(came[0].unwrap_err(), TransportError::TimedOut);

@@ -12,8 +12,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
-use ibverbs::TransportError;
 use ibverbs::channel::ScopeError;
+use ibverbs::{ReceiveWorkRequest, TransportError};
 use ibverbs_function_device::FunctionDevice;
 
 use crate::pair::{ModelPair as Pair, peek, queue, soon};
@@ -191,7 +191,9 @@ impl Case {
         let mut region = pair.region(8, 1);
         let address = region.as_ptr();
         // SAFETY: the region outlives the channel, or else the process does not.
-        let work = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) };
+        let work = unsafe {
+            pair.one.post_unpolled(ReceiveWorkRequest::new(region.slice_mut(..).unwrap()))
+        };
         drop(work.unwrap());
         self.inject(&pair);
         let Pair { one, mut two, domain, device } = pair;

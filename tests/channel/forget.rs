@@ -3,7 +3,9 @@
 
 use std::mem::forget;
 
-use ibverbs::{Channel, Inline, MemoryRegion, SharedMemoryRegion, TransportError};
+use ibverbs::{
+    Channel, Inline, MemoryRegion, ReceiveWorkRequest, SharedMemoryRegion, TransportError,
+};
 use ibverbs_function_device::{FunctionDevice, Progress};
 
 use crate::pair::{ALL, ModelPair as Pair, builder, connect, domain};
@@ -89,7 +91,7 @@ fn prepared_and_reset_channels_may_be_forgotten() {
     for part in region.slice_mut(..).unwrap().chunks(16).unwrap() {
         let mut part = part;
         // SAFETY: the channel is reset before the region goes.
-        let _ = unsafe { one.receive_unpolled(&mut part) }.unwrap();
+        let _ = unsafe { one.post_unpolled(ReceiveWorkRequest::new(&mut part)) }.unwrap();
     }
     forget(one.reset().unwrap());
     drop(region);
@@ -110,7 +112,8 @@ fn the_device_would_tell() {
     let mut region = MemoryRegion::<u8>::new(&domain, 64).unwrap();
     device.progress(Progress::Manual);
     // SAFETY: broken on purpose; the model knows that the region is gone, and does not write.
-    let work = unsafe { one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap();
+    let work = unsafe { one.post_unpolled(ReceiveWorkRequest::new(region.slice_mut(..).unwrap())) }
+        .unwrap();
     drop(region);
     assert_eq!(device.violations().0, 1);
     device.progress(Progress::OnPoll);

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use ibverbs::channel::{PendingWork, ScopeError};
 use ibverbs::operation::LocalInvalidateWorkRequest;
 use ibverbs::{
-    Channel, Inline, ProtectionDomain, SendWorkRequest, TransportError, completion::WorkSuccess,
-    ffi,
+    Channel, Inline, ProtectionDomain, SendWorkRequest, TransportError, WriteWorkRequest,
+    completion::WorkSuccess, ffi,
 };
 use ibverbs_function_device::{FunctionDevice, Progress};
 
@@ -154,13 +154,17 @@ fn no_request_is_left_with_the_device_though_a_send_was_refused_before_for_lack_
     let target = pair.shared(1);
     let region = pair.region(8, 1);
     // SAFETY: the region outlives what is in flight.
-    let no_credit = unsafe { pair.one.send_unpolled(region.slice(..).unwrap()) }.unwrap_err();
+    let no_credit =
+        unsafe { pair.one.post_unpolled(SendWorkRequest::new(region.slice(..).unwrap())) }
+            .unwrap_err();
     assert_eq!(no_credit, TransportError::NoCredit);
     pair.device.progress(Progress::Manual);
     FAILS.set(true);
     // SAFETY: as above.
-    let failed =
-        unsafe { pair.one.write_unpolled(region.slice(..).unwrap(), target.remote()) }.unwrap_err();
+    let failed = unsafe {
+        pair.one.post_unpolled(WriteWorkRequest::new(region.slice(..).unwrap(), target.remote()))
+    }
+    .unwrap_err();
     assert!(matches!(failed, TransportError::Verbs(_)), "{failed}");
     assert_eq!(outstanding(&pair.device, &pair.one), (0, 0), "the device still has it");
     is_stopped(&mut pair);
@@ -199,7 +203,7 @@ fn no_unpolled_request_is_left_with_the_device_though_posting_failed() {
     let mut pair = Pair::new();
     let post = |one: &mut Channel<'_>| -> Result<PendingWork, TransportError> {
         // SAFETY: there is no memory.
-        unsafe { one.send_unpolled(()) }
+        unsafe { one.post_unpolled(SendWorkRequest::new(())) }
     };
     let before = post(&mut pair.one).unwrap();
     fail_once(&pair);

@@ -9,7 +9,7 @@ use ibverbs::completion::CompletionFields;
 use ibverbs::device::{AsyncEventKind, AsyncEventSubject};
 use ibverbs::{
     CompletionChannel, CompletionQueue, Error, ErrorKind, Loop, PooledBuffer, ProtectionDomain,
-    TransportError, TransportResult, WorkCompletion, WorkStatus,
+    ReceiveWorkRequest, TransportError, TransportResult, WorkCompletion, WorkStatus,
 };
 use ibverbs_function_device::{FunctionDevice, Kind};
 
@@ -154,7 +154,8 @@ const WAITS: [fn(&mut Pair) -> TransportResult<()>; 5] = [
     |pair| {
         let mut region = pair.region(8, 0);
         // SAFETY: the region lives until the channel has ended the receive.
-        let work = unsafe { pair.one.receive_unpolled(&mut region.slice_mut(..)?) }?;
+        let work =
+            unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(&mut region.slice_mut(..)?)) }?;
         let result = work.wait(&mut pair.one).map(drop);
         // Nothing is in flight when it is dropped.
         assert_eq!(pair.one.as_raw(), std::ptr::null_mut());

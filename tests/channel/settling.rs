@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ibverbs::channel::ScopeError;
-use ibverbs::{TransportError, ffi};
+use ibverbs::{ReceiveWorkRequest, SendWorkRequest, TransportError, ffi};
 use ibverbs_function_device::{FunctionDevice, Kind};
 
 use crate::pair::{ModelPair as Pair, builder, connect, domain, outstanding, queue, soon};
@@ -134,7 +134,7 @@ fn a_queue_pair_that_cannot_be_reset_is_destroyed() {
     let error = pair.one.scope(|s| s.post_send(()).map(drop)).unwrap_err();
     assert_eq!(error, ScopeError::Closure(TransportError::Closed));
     // SAFETY: nothing is posted.
-    let error = unsafe { pair.one.send_unpolled(()) }.unwrap_err();
+    let error = unsafe { pair.one.post_unpolled(SendWorkRequest::new(())) }.unwrap_err();
     assert_eq!(error, TransportError::Closed);
     assert!(format!("{:?}", pair.one).contains("destroyed: true"));
     let Pair { one, two, domain, device } = pair;
@@ -248,7 +248,9 @@ fn when_nothing_helps_dropping_aborts_if_work_is_in_flight() {
         let mut pair = Pair::new();
         let mut region = pair.region(8, 0);
         // SAFETY: the region outlives the channel, or else the process does not.
-        let _ = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) };
+        let _ = unsafe {
+            pair.one.post_unpolled(ReceiveWorkRequest::new(region.slice_mut(..).unwrap()))
+        };
         break_everything(&pair.device);
         drop(pair.one);
         eprintln!("still here");

@@ -3,8 +3,8 @@
 use ibverbs::channel::ChannelClosed;
 use ibverbs::completion::WorkOpcode;
 use ibverbs::{
-    CompareSwapWorkRequest, FetchAddWorkRequest, Inline, SendWorkRequest, TransportError,
-    WriteWorkRequest, completion::WorkErrorClass,
+    CompareSwapWorkRequest, FetchAddWorkRequest, Inline, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, TransportError, WriteWorkRequest, completion::WorkErrorClass,
 };
 use ibverbs_software::Verb;
 
@@ -21,8 +21,8 @@ fn work_outlives_scopes_and_blocking_calls() {
     // SAFETY: the slices are not touched before the work has ended.
     let (mut one, mut two) = unsafe {
         (
-            pair.two.receive_unpolled(&mut first).unwrap(),
-            pair.two.receive_unpolled(&mut second).unwrap(),
+            pair.two.post_unpolled(ReceiveWorkRequest::new(&mut first)).unwrap(),
+            pair.two.post_unpolled(ReceiveWorkRequest::new(&mut second)).unwrap(),
         )
     };
     assert!(one.poll(&mut pair.two).is_none());
@@ -51,7 +51,9 @@ fn other_parts_of_the_region_stay_in_use() {
     let mut pair = Pair::new();
     let (outgoing, mut incoming) = (pair.region(4, 1), pair.region(12, 0));
     // SAFETY: the part is not touched before the work has ended.
-    let work = unsafe { pair.two.receive_unpolled(incoming.slice_mut(4..8).unwrap()) };
+    let work = unsafe {
+        pair.two.post_unpolled(ReceiveWorkRequest::new(incoming.slice_mut(4..8).unwrap()))
+    };
     let work = work.unwrap();
     incoming.slice_mut(..4).unwrap().fill(7);
     pair.one.send(outgoing.slice(..).unwrap()).unwrap();
@@ -74,7 +76,8 @@ fn other_parts_of_the_region_stay_in_use() {
 fn a_result_is_handed_out_once_though_its_slot_is_used_again() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let receive = |pair: &mut Pair| unsafe { pair.two.receive_unpolled(()) }.unwrap();
+    let receive =
+        |pair: &mut Pair| unsafe { pair.two.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
     let mut first = receive(&mut pair);
     pair.one.send(()).unwrap();
     first.poll(&mut pair.two).unwrap().unwrap();
@@ -104,16 +107,19 @@ fn every_kind_can_be_posted() {
     for part in [0..8, 8..16] {
         let mut part = sink.slice_mut(part).unwrap();
         // SAFETY: the region outlives the channel, and is not touched.
-        let _ = unsafe { pair.two.receive_unpolled(&mut part) }.unwrap();
+        let _ = unsafe { pair.two.post_unpolled(ReceiveWorkRequest::new(&mut part)) }.unwrap();
     }
     let one = &mut pair.one;
     let mut part = region.slice_mut(..).unwrap();
     // SAFETY: each is waited for before the region is touched.
     unsafe {
-        one.send_unpolled(&part).unwrap().wait(one).unwrap();
+        one.post_unpolled(SendWorkRequest::new(&part)).unwrap().wait(one).unwrap();
         one.post_unpolled(SendWorkRequest::new(&part).immediate(1)).unwrap().wait(one).unwrap();
-        one.write_unpolled(&part, word).unwrap().wait(one).unwrap();
-        one.read_unpolled(&mut part, word).unwrap().wait_until(one, soon()).unwrap();
+        one.post_unpolled(WriteWorkRequest::new(&part, word)).unwrap().wait(one).unwrap();
+        one.post_unpolled(ReadWorkRequest::new(&mut part, word))
+            .unwrap()
+            .wait_until(one, soon())
+            .unwrap();
         one.post_unpolled(FetchAddWorkRequest::new(&mut part, word, 1)).unwrap().wait(one).unwrap();
         one.post_unpolled(CompareSwapWorkRequest::new(&mut part, word, 0, 1))
             .unwrap()
@@ -133,7 +139,9 @@ fn work_is_of_one_channel() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     // SAFETY: the region outlives the channel, and is not touched.
-    let mut work = unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap();
+    let mut work =
+        unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(region.slice_mut(..).unwrap())) }
+            .unwrap();
     assert_eq!(work.poll(&mut pair.two).unwrap().unwrap_err(), TransportError::UnknownWork);
     assert!(work.poll(&mut pair.one).is_none());
     assert_eq!(work.wait(&mut pair.two).unwrap_err(), TransportError::UnknownWork);
@@ -147,7 +155,7 @@ fn work_is_of_one_channel() {
 fn a_failed_poll_leaves_work_in_flight() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let mut work = unsafe { pair.one.receive_unpolled(()) }.unwrap();
+    let mut work = unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
     pair.device.fail_next(Verb::PollCq, libc::EIO);
     assert!(matches!(work.poll(&mut pair.one), Some(Err(TransportError::Verbs(_)))));
     assert!(work.poll(&mut pair.one).is_none());
@@ -162,16 +170,16 @@ fn a_failed_poll_leaves_work_in_flight() {
 fn a_stopped_channel_has_flushed_its_work() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let mut work = unsafe { pair.one.receive_unpolled(()) }.unwrap();
+    let mut work = unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
     pair.one.until(soon()).receive(()).unwrap_err();
     let error = work.poll(&mut pair.one).unwrap().unwrap_err();
     assert_eq!(error.work_error().unwrap().class(), WorkErrorClass::Flushed);
     let mut pair = pair.reconnect();
     // SAFETY: there is no memory.
-    let mut work = unsafe { pair.one.receive_unpolled(()) }.unwrap();
+    let mut work = unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
     let mut pair = pair.reconnect();
     // SAFETY: there is no memory.
-    let mut new = unsafe { pair.one.receive_unpolled(()) }.unwrap();
+    let mut new = unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
     // The new work uses the same slot.
     assert_eq!(work.poll(&mut pair.one).unwrap().unwrap_err(), TransportError::Stopped);
     assert!(new.poll(&mut pair.one).is_none());
@@ -184,9 +192,10 @@ fn a_stopped_channel_has_flushed_its_work() {
 fn the_queue_is_full_for_all_alike() {
     let mut pair = Pair::with(Software::manual(), |builder| builder);
     // SAFETY: there is no memory.
-    let work: Vec<_> = (0..4).map(|_| unsafe { pair.one.receive_unpolled(()) }).collect();
+    let work: Vec<_> =
+        (0..4).map(|_| unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(())) }).collect();
     // SAFETY: there is no memory.
-    let fifth = unsafe { pair.one.receive_unpolled(()) };
+    let fifth = unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(())) };
     assert_eq!(fifth.unwrap_err(), TransportError::QueueFull);
     assert_eq!(pair.one.receive(()).unwrap_err(), TransportError::QueueFull);
     let scoped = pair.one.scope(|s| s.post_receive(()).map(drop));
@@ -204,7 +213,12 @@ fn the_queue_is_full_for_all_alike() {
 fn closing_says_what_became_of_the_work() {
     let mut pair = Pair::new();
     // SAFETY: there is no memory.
-    let work = unsafe { (pair.two.receive_unpolled(()), pair.two.receive_unpolled(())) };
+    let work = unsafe {
+        (
+            pair.two.post_unpolled(ReceiveWorkRequest::new(())),
+            pair.two.post_unpolled(ReceiveWorkRequest::new(())),
+        )
+    };
     pair.one.send(()).unwrap();
     pair.one.send(()).unwrap();
     drop(work);
@@ -225,7 +239,10 @@ fn dropping_a_channel_ends_its_work() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
     // SAFETY: the region outlives the channel.
-    drop(unsafe { pair.one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap());
+    drop(
+        unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(region.slice_mut(..).unwrap())) }
+            .unwrap(),
+    );
     // The reset succeeds, and the destroy verb fails, so the queue pair is leaked.
     pair.device.fail_next(Verb::DestroyQp, libc::EBUSY);
     let number = pair.one.number();

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use ibverbs::channel::ScopeError;
-use ibverbs::{Inline, TransportError, WorkStatus, settings::MaxRnrRetries};
+use ibverbs::{Inline, ReceiveWorkRequest, TransportError, WorkStatus, settings::MaxRnrRetries};
 use ibverbs_software::Verb;
 
 use crate::pair::{ModelPair, Pair, soon};
@@ -16,7 +16,7 @@ fn all_have_ended_and_handles_have_their_results() {
     let region = pair.region(8, 7);
     // Not of the scope.
     // SAFETY: there is no memory.
-    let receive = unsafe { pair.one.receive_unpolled(()) }.unwrap();
+    let receive = unsafe { pair.one.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap();
     pair.one
         .scope(|s| {
             s.wait_all()?;

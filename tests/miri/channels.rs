@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use ibverbs::memory::BorrowedMemoryRegion;
-use ibverbs::{Inline, TransportError, TransportResult};
+use ibverbs::{Inline, ReceiveWorkRequest, SendWorkRequest, TransportError, TransportResult};
 
 use crate::device;
 use crate::rig::{Pair, both};
@@ -204,8 +204,10 @@ fn work_that_is_not_polled_is_taken_back() {
         let (one, two) = (&mut pair.one, &mut pair.two);
         // SAFETY: the work is waited for, and the buffers are left alone until then.
         unsafe {
-            let receive = two.receive_unpolled(&mut sink.slice_mut(..).unwrap()).unwrap();
-            let send = one.send_unpolled(&source.slice(..).unwrap()).unwrap();
+            let receive = two
+                .post_unpolled(ReceiveWorkRequest::new(&mut sink.slice_mut(..).unwrap()))
+                .unwrap();
+            let send = one.post_unpolled(SendWorkRequest::new(&source.slice(..).unwrap())).unwrap();
             send.wait(one).map(drop).unwrap();
             receive.wait(two).map(drop).unwrap();
         }
@@ -228,7 +230,7 @@ fn other_parts_of_a_region_are_used_beside_unpolled_work() {
                 // SAFETY: the part is left alone until the work was waited for; the others are used by
                 // slices that do not contain it.
                 let receive = unsafe {
-                    two.receive_unpolled(&mut $region.slice_mut(4..8).unwrap()).unwrap()
+                    two.post_unpolled(ReceiveWorkRequest::new(&mut $region.slice_mut(4..8).unwrap())).unwrap()
                 };
                 $region.slice_mut(..4).unwrap().fill(7);
                 one.send(&source.slice(..).unwrap()).map(drop).unwrap();

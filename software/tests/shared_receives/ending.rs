@@ -1,7 +1,7 @@
 //! Channels and queues that end with receives posted and messages not taken: every buffer comes back, or is
 //! leaked if the device may still use it.
 
-use ibverbs::{Loop, PooledBuffer, ReceiveWorkRequest, TransportError};
+use ibverbs::{Loop, PooledBuffer, ReceiveWorkRequest, SendWorkRequest, TransportError};
 use ibverbs_software::{Verb, When};
 
 use super::sides::{CAPACITY, CHUNKS, LEN, Server, Side, number, send};
@@ -48,7 +48,7 @@ fn peers_that_come_and_go_cost_no_receive() {
         let (ours, mut peer) = server.connect(&clients);
         for _ in 0..3 {
             // SAFETY: there is no memory.
-            let _in_flight = unsafe { peer.send_unpolled(()) }.unwrap();
+            let _in_flight = unsafe { peer.post_unpolled(SendWorkRequest::new(())) }.unwrap();
         }
         drop(peer);
         drop(ours);

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use ibverbs::channel::{ChannelClosed, ScopeError, ScopedPendingWork};
 use ibverbs::memory::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use ibverbs::{
-    AccessFlags, Channel, ChannelBuilder, Inline, SharedMemoryRegion, TransportError,
-    completion::WorkErrorClass,
+    AccessFlags, Channel, ChannelBuilder, Inline, ReceiveWorkRequest, SharedMemoryRegion,
+    TransportError, completion::WorkErrorClass,
 };
 
 use crate::transport::{self, Link, close, nothing_is_left};
@@ -289,7 +289,9 @@ fn errors_and_panics_flush_what_is_in_flight() {
     exchange(&sides, &mut ends);
     let (mut one, two) = ends;
     // SAFETY: the region outlives the channel, which ends the receive.
-    let _work = unsafe { one.receive_unpolled(region.slice_mut(..).unwrap()) }.unwrap();
+    let _work =
+        unsafe { one.post_unpolled(ReceiveWorkRequest::new(region.slice_mut(..).unwrap())) }
+            .unwrap();
     assert_eq!(close(one), ChannelClosed::Flushed(1));
     drop((two, region, sides));
     nothing_is_left();

@@ -1,6 +1,7 @@
 //! Random programs on two channels: scopes that wait for what they post or do not, fail or panic;
 //! work outside of scopes; and channels that are reset, dropped, closed or forgotten in between.
 
+use ibverbs::{ReceiveWorkRequest, SendWorkRequest};
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -375,7 +376,7 @@ impl<B: Bed> World<'_, B> {
         let ask = self.books.message(side, &mut at.loose[range.clone()]);
         let slice = at.loose.slice(range).unwrap();
         // SAFETY: the slot is not touched before the work, or the channel, has ended.
-        match unsafe { at.channel.as_mut().unwrap().send_unpolled(slice) } {
+        match unsafe { at.channel.as_mut().unwrap().post_unpolled(SendWorkRequest::new(slice)) } {
             Ok(work) => {
                 at.used[slot] = true;
                 at.pending.push((work, ask, slot));
@@ -394,7 +395,9 @@ impl<B: Bed> World<'_, B> {
         let at = &mut self.sides[side];
         let mut slice = at.loose.slice_mut(range).unwrap();
         // SAFETY: as in `send`.
-        match unsafe { at.channel.as_mut().unwrap().receive_unpolled(&mut slice) } {
+        match unsafe {
+            at.channel.as_mut().unwrap().post_unpolled(ReceiveWorkRequest::new(&mut slice))
+        } {
             Ok(work) => {
                 at.used[slot] = true;
                 at.pending.push((work, self.books.receive(side), slot));
