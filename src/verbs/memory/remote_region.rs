@@ -23,15 +23,16 @@ use crate::base::{Error, Result, debug, getters};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "Wire", into = "Wire"))]
+#[cfg_attr(feature = "serde", serde(try_from = "Wire"))]
 pub struct RemoteMemoryRegion {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) rkey: u32,
 }
 
+/// Before it was checked.
 #[cfg(feature = "serde")]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(serde::Deserialize)]
 #[serde(rename = "RemoteMemoryRegion")]
 struct Wire {
     address: u64,
@@ -45,13 +46,6 @@ impl TryFrom<Wire> for RemoteMemoryRegion {
 
     fn try_from(wire: Wire) -> Result<Self> {
         Self::new(wire.address, wire.length, wire.rkey)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl From<RemoteMemoryRegion> for Wire {
-    fn from(region: RemoteMemoryRegion) -> Self {
-        Self { address: region.address, length: region.length, rkey: region.rkey }
     }
 }
 

@@ -186,6 +186,19 @@ macro_rules! attributes {
                 }
             )+
         }
+
+        impl fmt::Debug for QueuePairAttributes {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut out = f.debug_struct("QueuePairAttributes");
+                $(if let Some(value) = self.$part() {
+                    out.field(stringify!($part), &value);
+                })+
+                $(if let Some(value) = self.$name() {
+                    out.field(stringify!($name), &value);
+                })+
+                out.finish_non_exhaustive()
+            }
+        }
     };
 }
 
@@ -225,26 +238,6 @@ impl QueuePairAttributes {
     /// The C struct.
     pub fn as_raw(&self) -> &ffi::ibv_qp_attr {
         &self.raw
-    }
-}
-
-impl fmt::Debug for QueuePairAttributes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = f.debug_struct("QueuePairAttributes");
-        macro_rules! fields {
-            ($($name:ident)+) => {
-                $(if let Some(value) = self.$name() {
-                    out.field(stringify!($name), &value);
-                })+
-            };
-        }
-        fields! {
-            state port pkey_index access qkey path path_mtu remote_number receive_psn send_psn
-            max_rd_atomic max_dest_rd_atomic min_rnr_timer ack_timeout max_ack_retries
-            max_rnr_retries migration_state max_send_wr max_recv_wr max_send_sge max_recv_sge
-            max_inline_data
-        }
-        out.finish_non_exhaustive()
     }
 }
 
