@@ -4,11 +4,9 @@ use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, hint, io};
 
-use crate::base::debug::debug;
-use crate::base::device_access::Unusable;
-use crate::base::gid_class::GidClass;
-use crate::base::linux;
-use crate::base::queue_pair_state::{QueuePairState, QueuePairType, TransitionError};
+use crate::base::{
+    GidClass, QueuePairState, QueuePairType, TransitionError, debug, device_access::Unusable, linux,
+};
 
 /// A verb that failed, or was not called because its input was wrong.
 ///

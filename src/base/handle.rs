@@ -1,6 +1,4 @@
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::trace;
+use crate::base::{Error, Result, ffi, trace};
 
 use std::ffi::c_int;
 use std::ptr::NonNull;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::base::handle::Leak;
+use crate::base::Leak;
 
 /// The parent of a resource, from which it was made: borrowed, or shared through an [`Arc`].
 ///

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use crate::base::c_enum::c_enum;
-use crate::base::ffi;
+use crate::base::{c_enum, ffi};
 
 c_enum! {
     /// `enum ibv_qp_type`: the transport service of a queue pair.

@@ -5,8 +5,7 @@
 
 use std::fmt;
 
-use crate::base::error::Error;
-use crate::base::queue_pair_state::QueuePairState;
+use crate::base::{Error, QueuePairState};
 
 #[cfg(feature = "tracing")]
 mod held {

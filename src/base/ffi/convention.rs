@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 
-use crate::base::error::Error;
+use crate::base::Error;
 
 pub(crate) fn errno() -> c_int {
     // SAFETY: the location is valid for the calling thread.

@@ -4,11 +4,8 @@ use std::time::Duration;
 use super::completion_channel::{CompletionChannel, WaitChannel};
 use super::extended_completion::{CompletionFields, Extended};
 use super::queue::{CompletionQueue, Notifier};
-use crate::base::{
-    Detail, Error, Handle, Parent, Result, debug,
-    ffi::{self, ibv_cq_init_attr_mask as Mask},
-    setters,
-};
+use crate::base::ffi::ibv_cq_init_attr_mask as Mask;
+use crate::base::{Detail, Error, Handle, Parent, Result, debug, ffi, setters};
 use crate::verbs::device::{Context, ModerationCapabilities, quirks};
 use crate::verbs::domain::ProtectionDomain;
 

@@ -1,12 +1,10 @@
 //! The limits that every layer checks before it posts. mlx5, mlx4 and rxe leave the checks to the device: its
 //! completion says less, and the connection has ended.
 
+use crate::base::ffi::ibv_wr_opcode as Opcode;
 #[cfg(debug_assertions)]
 use crate::base::mr_tracker::{DomainId, is_foreign};
-use crate::base::{
-    Error, Result, err_from_call,
-    ffi::{self, ibv_wr_opcode as Opcode},
-};
+use crate::base::{Error, Result, err_from_call, ffi};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::PIECE;
 
