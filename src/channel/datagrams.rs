@@ -123,7 +123,7 @@ impl<'res> DatagramsBuilder<'res> {
     /// let domain = Arc::new(ProtectionDomain::new(ibverbs::open("rdmap0s6")?)?);
     /// let pool = BufferPool::new(&domain, 4096, 16, AccessFlags::empty())?;
     /// let mut client = Loop::<PooledBuffer>::new(domain.context_parent(), 64)?;
-    /// let end = client.add_datagrams(DatagramsBuilder::new(&domain).srd(SrdOptions::new()))?;
+    /// let end = client.add_datagrams(DatagramsBuilder::new(&domain).srd(SrdOptions::default()))?;
     /// # let peer = client.endpoint(end).ok_or("it is there")?;
     /// # let window = ibverbs::RemoteMemoryRegion::new(4096, 4096, 1)?;
     /// // The peer has sent its endpoint and a remote region.
@@ -290,7 +290,7 @@ impl DatagramPort<'_> {
         )?;
         if self.gids.iter().all(|entry| entry.gid_type == GidType::InfiniBand) {
             let reason = "on InfiniBand the subnet manager says what a group's address is: join it with \
-                          rdmacm::MulticastMembership, and take its peer().destination()";
+                          rdmacm::MulticastMembership, and take its peer().destination";
             return Err(Error::with_reason(VERB, libc::EOPNOTSUPP, reason));
         }
         let gid = match group {

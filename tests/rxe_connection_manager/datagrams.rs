@@ -90,7 +90,8 @@ impl<'a> Side<'a> {
     }
 
     fn send_to(&self, queue_pair: &mut QueuePair<'_, Ud>, peer: &DatagramAddress, text: &[u8]) {
-        self.send(queue_pair, peer.path(), peer.queue_pair_number(), peer.qkey(), text);
+        let to = &peer.destination;
+        self.send(queue_pair, &to.path, to.number, to.qkey, text);
     }
 }
 
@@ -113,7 +114,7 @@ fn ours_with_ours() {
             with_side(route.open_device().unwrap(), |side| {
                 let mut queue_pair = route.activate(side.prepare()).unwrap();
                 let peer = route.connect(&queue_pair, &[3; 180], Instant::now() + TIME).unwrap();
-                assert_eq!(peer.private_data()[..], [4; 136]);
+                assert_eq!(peer.private_data[..], [4; 136]);
                 side.send_to(&mut queue_pair, &peer, b"a datagram");
             });
         });

@@ -8,7 +8,7 @@ use super::private_data::{Message, PrivateData};
 use crate::base::{Error, QueuePairState, QueuePairType, Result, debug, ffi, getters};
 use crate::verbs::device::{Context, Gid};
 use crate::verbs::operation::DatagramDestination;
-use crate::verbs::queue_pair::{AddressVector, Datagram, PreparedQueuePair, QueuePair, Transport};
+use crate::verbs::queue_pair::{Datagram, PreparedQueuePair, QueuePair, Transport};
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -115,10 +115,10 @@ debug! { DatagramRoute, self, peer_addr: self.id.peer_addr(), device: self.devic
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "rdma_ud_param")]
 pub struct DatagramAddress {
-    path: AddressVector,
-    number: u32,
-    qkey: u32,
-    private_data: PrivateData,
+    /// Where requests go: for [`Loop::send_to`](crate::Loop::send_to) and [`join`](crate::Loop::join).
+    pub destination: DatagramDestination,
+    /// The private data of the answer.
+    pub private_data: PrivateData,
 }
 
 impl DatagramAddress {
@@ -132,38 +132,14 @@ impl DatagramAddress {
             let event = id.next_before(Some(deadline))?;
             match event.kind() {
                 found if found == kind => {
-                    return Ok(Self {
-                        path: event.path.into(),
-                        number: event.queue_pair,
-                        qkey: event.qkey,
-                        private_data: event.public.private_data,
-                    });
+                    let (path, number) = (event.path.into(), event.queue_pair);
+                    let destination = DatagramDestination { path, number, qkey: event.qkey };
+                    return Ok(Self { destination, private_data: event.public.private_data });
                 }
                 ConnectionEventKind::AddressChanged | ConnectionEventKind::Unknown(_) => {}
                 _ => return Err(event.error()),
             }
         }
-    }
-
-    getters! { self,
-        /// The path, for an [`AddressHandle`](crate::AddressHandle).
-        path: &AddressVector => &self.path;
-
-        /// The peer's queue pair number.
-        queue_pair_number: u32 => self.number;
-
-        /// The Q_Key for datagrams to it.
-        qkey: u32 => self.qkey;
-
-        /// The private data of the answer.
-        private_data: &PrivateData => &self.private_data;
-
-        /// The address alone, for [`Loop::send_to`](crate::Loop::send_to) and [`join`](crate::Loop::join).
-        destination: DatagramDestination => DatagramDestination {
-            path: self.path,
-            number: self.number,
-            qkey: self.qkey,
-        };
     }
 }
 
@@ -364,10 +340,10 @@ impl MulticastMembership {
         peer: &DatagramAddress => &self.peer;
 
         /// The GID of the group, for [`QueuePair::attach_multicast`].
-        gid: Gid => self.peer.path().gid().unwrap_or(Gid::ZERO);
+        gid: Gid => self.peer.destination.path.gid().unwrap_or(Gid::ZERO);
 
         /// The LID of the group, for [`QueuePair::attach_multicast`]; 0 on RoCE.
-        lid: u16 => self.peer.path().lid();
+        lid: u16 => self.peer.destination.path.lid();
     }
 
     /// [`DatagramRoute::activate`](crate::rdmacm::DatagramRoute::activate), with the group's Q_Key.
