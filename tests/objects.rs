@@ -288,7 +288,7 @@ fn tags_of_a_shared_receive_queue_are_added_removed_and_synchronized() {
     let sge = call.ops_sge;
     assert_eq!((sge.addr, sge.length, sge.lkey), (address + 8, 16, lkey));
 
-    let operation = TagOperation::new(2).unsignaled().synchronize(9);
+    let operation = TagOperation { wr_id: 2, signaled: false, unexpected: Some(9) };
     // SAFETY: as above.
     let second = unsafe { queue.post_tag_add(tag, &mut [], 78, operation) }.unwrap();
     assert_ne!(handle, second);
@@ -301,7 +301,7 @@ fn tags_of_a_shared_receive_queue_are_added_removed_and_synchronized() {
         queue.post_tag_remove(handle, TagOperation::new(4)).unwrap();
         let ops = device.last_call("post_srq_ops").unwrap().ops;
         assert_eq!((ops.opcode, ops.flags), (ffi::ibv_ops_wr_opcode::IBV_WR_TAG_DEL, 1));
-        queue.post_tag_sync(TagOperation::new(5).synchronize(10)).unwrap();
+        queue.post_tag_sync(TagOperation { unexpected: Some(10), ..TagOperation::new(5) }).unwrap();
         let ops = device.last_call("post_srq_ops").unwrap().ops;
         let opcode = ffi::ibv_ops_wr_opcode::IBV_WR_TAG_SYNC;
         assert_eq!((ops.opcode, ops.flags, ops.tm.unexpected_cnt), (opcode, 3, 10));

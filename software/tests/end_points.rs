@@ -46,7 +46,7 @@ impl Side {
     }
 
     fn srd(&mut self) -> ChannelId {
-        let builder = DatagramsBuilder::new(&self.domain).srd(SrdOptions::new());
+        let builder = DatagramsBuilder::new(&self.domain).srd(SrdOptions::default());
         self.event_loop.add_datagrams(builder.max_send_wr(128).max_recv_wr(128)).unwrap()
     }
 
@@ -250,7 +250,7 @@ fn what_an_end_does_not_have_is_refused_with_its_buffer() {
     let plain = Device::builder().network(&network).build().unwrap();
     let mut plain = Side::new(&plain);
     for builder in [
-        DatagramsBuilder::new(&plain.domain).srd(SrdOptions::new()),
+        DatagramsBuilder::new(&plain.domain).srd(SrdOptions::default()),
         DatagramsBuilder::new(&plain.domain).dc_initiator(),
     ] {
         let error = plain.event_loop.add_datagrams(builder).unwrap_err();
@@ -348,7 +348,7 @@ async fn futures_of_srd_and_dc() {
     let buffer = |text: &[u8]| pool.take_from(text).unwrap().unwrap();
     let end = || {
         let settings = ConnectionSettings::new().max_rnr_retries(MaxRnrRetries::UNLIMITED);
-        let builder = DatagramsBuilder::new(&domain).srd(SrdOptions::new());
+        let builder = DatagramsBuilder::new(&domain).srd(SrdOptions::default());
         reactor.datagrams(builder.connection_settings(settings)).unwrap()
     };
     let (client, server) = (end(), end());

@@ -167,7 +167,7 @@ fn run(context: Context<'static>) -> Result {
 
     // One end of SRD for all peers.
     let rnr = ConnectionSettings::new().max_rnr_retries(MaxRnrRetries::UNLIMITED);
-    let srd = || DatagramsBuilder::new(&domain).srd(SrdOptions::new()).connection_settings(rnr);
+    let srd = || DatagramsBuilder::new(&domain).srd(SrdOptions::default()).connection_settings(rnr);
     let mut event_loop = Loop::new(domain.context_parent(), 256)?;
     let own = is_efa.then(|| event_loop.add_datagrams(srd().max_send_wr(96))).transpose()?;
     let (mut peers, mut receivers) = (Vec::new(), Vec::new());

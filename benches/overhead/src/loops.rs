@@ -61,7 +61,7 @@ impl DatagramsRig {
         let domain = Arc::new(ProtectionDomain::new(&context).expect("a domain"));
         let mut of = Loop::new(&context, 2 * DEPTH).expect("a completion queue");
         let builder = DatagramsBuilder::new(&domain).max_send_wr(DEPTH).max_recv_wr(DEPTH);
-        let builder = if srd { builder.srd(SrdOptions::new()) } else { builder };
+        let builder = if srd { builder.srd(SrdOptions::default()) } else { builder };
         let end = of.add_datagrams(builder).expect("an end");
         let itself = of.endpoint(end).expect("it is there");
         let itself = of.destination(end, &itself).expect("a path");

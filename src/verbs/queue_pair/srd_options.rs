@@ -1,36 +1,24 @@
 //! The options of an SRD queue pair, and the verb that creates one.
 
-use crate::base::{direct, ffi, setters};
+use crate::base::{direct, ffi};
 
 pub(super) const CREATE: &str = "efadv_create_qp_ex";
 
 /// `struct efadv_qp_init_attr`: the options of an SRD queue pair. See [`QueuePairBuilder::srd`](crate::QueuePairBuilder::srd).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[doc(alias = "efadv_qp_init_attr")]
-#[must_use]
 pub struct SrdOptions {
-    pub(super) unsolicited_write_receive: bool,
-    service_level: u8,
+    /// Writes with an immediate from a peer consume no receive (they do, unless set). The device needs
+    /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::device::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE),
+    /// and the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can mark completions without
+    /// request.
+    #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]
+    pub unsolicited_write_receive: bool,
+    /// The service level of all traffic (0: the device's default).
+    pub service_level: u8,
 }
 
 impl SrdOptions {
-    /// The device's defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    setters! { self,
-        /// Writes with an immediate from a peer consume no receive (they do, unless set). The device needs
-        /// [`EfaCapabilities::UNSOLICITED_WRITE_RECEIVE`](crate::device::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE),
-        /// and the completion queue must be one of `efadv_create_cq` ([`ffi`]) that can mark completions without
-        /// request.
-        #[doc(alias = "EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV")]
-        unsolicited_write_receive(on: bool) => self.unsolicited_write_receive = on;
-
-        /// The service level of all traffic (0, the device's default, unless set).
-        service_level(level: u8) => self.service_level = level;
-    }
-
     /// The C struct.
     pub fn to_raw(self) -> ffi::efadv_qp_init_attr {
         let flags = ffi::EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV as u16;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::shared_receive_queue::{Extended, SharedReceiveQueue, check};
-use crate::base::{Error, Parent, Result, ffi, setters};
+use crate::base::{Error, Parent, Result, ffi};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::ScatterElement;
@@ -37,25 +37,19 @@ pub struct Tag {
 
 /// The completion of an operation on the tag list, and what it tells the device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[must_use = "it is to be posted"]
 pub struct TagOperation {
-    wr_id: u64,
-    signaled: bool,
-    unexpected: Option<u32>,
+    /// The number of the completion.
+    pub wr_id: u64,
+    /// The operation has a completion.
+    pub signaled: bool,
+    /// Tells the device how many unexpected messages the program has handled so far, modulo 2³².
+    pub unexpected: Option<u32>,
 }
 
 impl TagOperation {
-    /// An operation that completes as `wr_id`.
+    /// An operation that completes as `wr_id`, and tells the device nothing.
     pub fn new(wr_id: u64) -> Self {
         Self { wr_id, signaled: true, unexpected: None }
-    }
-
-    setters! { self,
-        /// The operation has no completion.
-        unsignaled() => self.signaled = false;
-
-        /// Tells the device how many unexpected messages the program has handled so far, modulo 2³².
-        synchronize(unexpected: u32) => self.unexpected = Some(unexpected);
     }
 
     fn to_raw(self, opcode: ffi::ibv_ops_wr_opcode) -> ffi::ibv_ops_wr {

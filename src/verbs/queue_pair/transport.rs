@@ -249,7 +249,7 @@ transports! {
 transports! {
     /// SRD, EFA's scalable reliable datagram: see [`QueuePairBuilder::srd`](crate::QueuePairBuilder::srd).
     #[doc(alias = "EFADV_QP_DRIVER_TYPE_SRD")]
-    Srd = Driver (DriverTransport::Srd { .. } = DriverTransport::Srd { options: SrdOptions::new(), rnr_retry: false }):
+    Srd = Driver (DriverTransport::Srd { .. } = DriverTransport::Srd { options: SrdOptions::default(), rnr_retry: false }):
         Unconnected, Sends, Writes, Reads, ReceiveQueue, Datagram;
 }
 

@@ -152,7 +152,7 @@ fn a_queue_pair_is_created_by_efas_own_verb() {
     let domain = context.alloc_pd().unwrap();
     let (sends, receives) = (context.create_cq(16).unwrap(), context.create_cq(16).unwrap());
     play_efa(ALL);
-    let options = SrdOptions::new().unsolicited_write_receive(true).service_level(5);
+    let options = SrdOptions { unsolicited_write_receive: true, service_level: 5 };
     let prepared = domain
         .create_qp(&sends, &receives, Srd)
         .srd(options)
@@ -398,7 +398,10 @@ fn sizes_are_compared_with_efas_own_limits() {
         let error = builder.build().unwrap_err().to_string();
         assert_eq!(error, format!("efadv_create_qp_ex: {text}"));
     }
-    let error = new().srd(SrdOptions::new().unsolicited_write_receive(true)).build().unwrap_err();
+    let error = new()
+        .srd(SrdOptions { unsolicited_write_receive: true, service_level: 0 })
+        .build()
+        .unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
     let shared = SharedReceiveQueue::new(&domain, 4, 1).unwrap();
     let error = new().srq(&shared).build().unwrap_err();
@@ -516,7 +519,7 @@ fn other_devices_are_told_apart() {
         pd: domain.as_raw(),
         ..Default::default()
     };
-    let mut efa = SrdOptions::new().to_raw();
+    let mut efa = SrdOptions::default().to_raw();
     let size = size_of_val(&efa) as u32;
     // SAFETY: the context is live, and the structs are ours.
     let raw = unsafe { efadv_create_qp_ex(context.as_raw(), &mut attr, &mut efa, size) };
