@@ -22,11 +22,10 @@ const STOPPING: [WaitFor; 6] = [
     |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.wait())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(())?.spin_poll())),
     |channel| cancelled(channel.scope(|scope| scope.post_receive(()).map(drop))),
-    // SAFETY: there is no memory.
     |channel| {
-        cancelled(
-            unsafe { channel.post_unpolled(ReceiveWorkRequest::new(())) }.unwrap().wait(channel),
-        )
+        // SAFETY: there is no memory.
+        let work = unsafe { channel.post_unpolled(ReceiveWorkRequest::new(())) };
+        cancelled(work.unwrap().wait(channel))
     },
 ];
 

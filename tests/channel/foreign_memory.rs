@@ -83,7 +83,7 @@ fn ranges_are_checked_when_they_are_made_and_writes_when_they_are_posted() {
     both.run(WriteWorkRequest::new(range, target.remote()));
 
     // Requests do not see it at its own address.
-    let options = RegionOptions::from(ALL).zero_based();
+    let options = RegionOptions::from(ALL).iova(0);
     let at_zero = SharedMemory::from(RegionBuffer::new(PAGE, options).unwrap());
     let at_zero = Arc::new(at_zero.register(&pair.domain, .., options).unwrap());
     assert!(MemoryRange::new(at_zero.clone(), ..).is_err());

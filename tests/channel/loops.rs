@@ -181,10 +181,8 @@ fn a_loop_takes_only_channels_of_its_own_and_as_many_as_fit() {
     // Only the loop may post and poll.
     assert_eq!(one.send(()).unwrap_err(), TransportError::OfLoop);
     // SAFETY: there is no memory.
-    assert_eq!(
-        unsafe { one.post_unpolled(SendWorkRequest::new(())) }.unwrap_err(),
-        TransportError::OfLoop
-    );
+    let refused = unsafe { one.post_unpolled(SendWorkRequest::new(())) };
+    assert_eq!(refused.unwrap_err(), TransportError::OfLoop);
     assert!(loops.peers.add(one).is_err());
     drop(two);
     // 64 completions: eight channels with eight requests.

@@ -273,7 +273,7 @@ fn a_pool_refuses_what_it_cannot_be() {
     for access in [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::MW_BIND] {
         assert!(new(8, 8, access).is_err(), "{access:?}");
     }
-    let elsewhere = RegionOptions::from(none).zero_based();
+    let elsewhere = RegionOptions::from(none).iova(0);
     let error = BufferPool::new(&pair.domain, 8, 8, elsewhere).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     let mut buffer = new(8, 1, none).unwrap().take().unwrap();
