@@ -4,7 +4,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ibverbs::memory::{BorrowedMemoryRegion, MemoryWindowType, ReadOnlyMemoryRegion};
+use ibverbs::memory::{
+    BorrowedMemoryRegion, MemoryWindowType, RawMemoryRegion, ReadOnlyMemoryRegion,
+};
 use ibverbs::*;
 use ibverbs_function_device::FunctionDevice;
 
@@ -211,7 +213,8 @@ fn rkeys_are_in_remote_regions_only() {
     let mut memory = [0_u8; 64];
     let region = domain.allocate_shared::<u8>(64, AccessFlags::REMOTE_READ).unwrap();
     // SAFETY: nothing else uses the memory for as long as the region is there.
-    let raw = unsafe { domain.register_raw(memory.as_mut_ptr(), 64, AccessFlags::REMOTE_READ) };
+    let raw =
+        unsafe { RawMemoryRegion::new(&domain, memory.as_mut_ptr(), 64, AccessFlags::REMOTE_READ) };
     let raw = raw.unwrap();
     let window = domain.alloc_mw(MemoryWindowType::Type1).unwrap();
     let channel = domain.create_channel().build().unwrap();

@@ -35,11 +35,11 @@ fn every_option_is_accepted_and_its_memory_works() {
             (options, 100),
             (options.alignment(1 << 16), 100),
             (options.page_aligned(), 10_000),
-            (options.relaxed_ordering(), 100),
-            (options.memory_windows(), 100),
+            (options.access(AccessFlags::RELAXED_ORDERING), 100),
+            (options.access(AccessFlags::MW_BIND), 100),
             (options.huge_pages(HugePages::Transparent), 3 << 20),
             (options, 2 << 20),
-            (options.zero_based(), 10_000),
+            (options.iova(0), 10_000),
             (options.iova(0x1234_5000), 10_000),
         ] {
             let region = domain.allocate_shared::<u8>(len, options).unwrap();
@@ -191,7 +191,7 @@ fn raw_memory_is_what_was_mapped() {
         // SAFETY: the mapping lives until after the regions, and is read by volatile accesses only.
         unsafe {
             let address = mapped.cast::<u8>();
-            let region = domain.register_raw(address, bytes, access).unwrap();
+            let region = RawMemoryRegion::new(domain, address, bytes, access).unwrap();
             let to = region.remote_range(4090..4099).unwrap();
             assert_eq!(write(&mut queue_pair, &[from], to), WorkStatus::Success);
             let seen: Vec<u8> = (0..9).map(|i| address.add(4090 + i).read_volatile()).collect();
@@ -209,7 +209,7 @@ fn raw_memory_is_what_was_mapped() {
 
             // The kernel pins what it registers, and fails if there is nothing to pin.
             libc::munmap(mapped, bytes);
-            let error = domain.register_raw(address, bytes, access).unwrap_err();
+            let error = RawMemoryRegion::new(domain, address, bytes, access).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{error}");
             assert!(error.to_string().contains("not mapped"), "{error}");
         }
@@ -232,7 +232,7 @@ fn a_window_opens_a_part_of_a_region() {
         let source = domain.register_read_only(b"12345678").unwrap();
         let from = source.gather_element(..).unwrap();
         for window_type in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
-            let options = RegionOptions::new().memory_windows();
+            let options = RegionOptions::new().access(AccessFlags::MW_BIND);
             let region = domain.allocate_shared::<u8>(4096, options).unwrap();
             let [mut peer, mut queue_pair] = pair(domain, queue);
             // Declared last, so that it goes before the queue pair does.
@@ -265,7 +265,7 @@ fn a_window_opens_a_part_of_a_region() {
 fn a_window_opens_for_its_access_only() {
     with_rxe0(|_, domain, queue| {
         let mut memory = [1_u8; 8];
-        let options = RegionOptions::new().memory_windows();
+        let options = RegionOptions::new().access(AccessFlags::MW_BIND);
         let region = domain.allocate_shared::<u8>(4096, options).unwrap();
         for access in [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_READ] {
             let mut local = domain.register(&mut memory).unwrap();
@@ -289,7 +289,7 @@ fn a_window_opens_for_its_access_only() {
 #[ignore = "Soft-RoCE: its errno value; the software device says EBUSY"]
 fn a_region_under_a_window_does_not_deregister() {
     with_rxe0(|_, domain, queue| {
-        let options = RegionOptions::new().memory_windows();
+        let options = RegionOptions::new().access(AccessFlags::MW_BIND);
         let region = domain.allocate_shared::<u8>(64, options).unwrap();
         let mut queue_pair = to_itself(domain, queue);
         let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
@@ -308,7 +308,7 @@ fn a_region_under_a_window_does_not_deregister() {
 #[test]
 fn a_window_goes_before_its_queue_pair_quickly() {
     with_rxe0(|_, domain, queue| {
-        let options = RegionOptions::new().memory_windows();
+        let options = RegionOptions::new().access(AccessFlags::MW_BIND);
         let region = domain.allocate_shared::<u8>(64, options).unwrap();
         let start = Instant::now();
         {
@@ -344,7 +344,7 @@ fn what_is_not_there_is_unsupported() {
         assert_eq!(error.error.kind(), ErrorKind::Unsupported);
         assert_eq!(region.slice(..5).unwrap().to_vec(), b"stays");
 
-        let on_demand = RegionOptions::new().on_demand();
+        let on_demand = RegionOptions::new().access(AccessFlags::ON_DEMAND);
         let unsupported = [
             MemoryRegion::<u8>::with_options(domain, 64, on_demand).unwrap_err(),
             ImplicitMemoryRegion::new(domain).unwrap_err(),
@@ -367,7 +367,8 @@ fn what_is_not_there_is_unsupported() {
         }
         let file = fs::File::open("/dev/null").unwrap();
         let fd = std::os::fd::AsFd::as_fd(&file);
-        let error = domain.register_dmabuf(fd, 0, 64, 0, AccessFlags::LOCAL_WRITE).unwrap_err();
+        let error = RawMemoryRegion::from_dmabuf(domain, fd, 0, 64, 0, AccessFlags::LOCAL_WRITE)
+            .unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput),
             "{error:?}"

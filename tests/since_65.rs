@@ -220,6 +220,7 @@ fn memory_of_libibverbs() {
     region.close().unwrap();
     let mut own = [0_u8; 8];
     // SAFETY: the memory outlives the region, and nothing is posted.
-    let other = unsafe { domain.register_raw(own.as_mut_ptr(), 8, AccessFlags::REMOTE_READ) };
+    let other =
+        unsafe { RawMemoryRegion::new(&domain, own.as_mut_ptr(), 8, AccessFlags::REMOTE_READ) };
     assert_eq!(errno(other.unwrap().export_dmabuf()), libc::ENODATA);
 }

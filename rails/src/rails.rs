@@ -119,7 +119,7 @@ impl Rails {
     /// [`AccessFlags`](ibverbs::AccessFlags) convert into options.
     ///
     /// The pages are brought in by several threads first, unless the memory is
-    /// [on demand](RegionOptions::on_demand), and the devices pin them at the same time.
+    /// [on demand](ibverbs::AccessFlags::ON_DEMAND), and the devices pin them at the same time.
     ///
     /// # Errors
     ///

@@ -84,9 +84,9 @@ fn a_message_from_read_only_memory_is_spread_over_pieces_of_a_region() {
     let mut pair = Loopback::new();
     let source = ReadOnlyMemoryRegion::new(&pair.domain, &text).unwrap();
     let mut target = MemoryRegion::<u8>::new(&pair.domain, 64).unwrap();
-    let error = target.scatter_elements([0..8, 4..12]).unwrap_err();
+    let error = target.slices_mut([0..8, 4..12]).unwrap_err();
     assert!(error.to_string().contains("two of the ranges overlap"), "{error}");
-    let mut elements = target.scatter_elements([0..4, 32..36]).unwrap();
+    let mut elements = target.slices_mut([0..4, 32..36]).unwrap();
     let receive = ReceiveWorkRequest::new(&mut elements);
     // SAFETY: the regions are not touched before the completions.
     unsafe {
@@ -185,7 +185,7 @@ fn every_kind(
     remote: RemoteMemoryRegion,
 ) -> Result<()> {
     let part = |from: u64| remote.sub_region(from * 8, remote.length() - from * 8);
-    let [mut a, mut b, c] = target.scatter_elements([0..1, 1..2, 2..4])?;
+    let [mut a, mut b, c] = target.slices_mut([0..1, 1..2, 2..4])?;
     let two = [source.gather_element(0..1)?, source.gather_element(2..3)?];
     batch.add(WriteWorkRequest::new(&two, part(0)?).unsignaled(), 10)?;
     batch.add(WriteWorkRequest::new(Inline(&7_u64.to_ne_bytes()), part(2)?).unsignaled(), 12)?;
@@ -333,7 +333,7 @@ fn a_request_is_one_statement() {
 fn a_message_that_is_too_long_is_refused_with_the_limit() {
     let mut loopback = Loopback::new();
     // The region gets pages when the device needs them, which is never.
-    let on_demand = RegionOptions::new().on_demand();
+    let on_demand = RegionOptions::new().access(AccessFlags::ON_DEMAND);
     let long =
         MemoryRegion::<u8>::with_options(&loopback.domain, (2 << 30) + 1, on_demand).unwrap();
     // SAFETY: nothing is posted.

@@ -17,12 +17,12 @@ fn is_registered_with_every_option() {
             ("remote access", options),
             ("an alignment", options.alignment(1 << 16)),
             ("whole pages", options.page_aligned()),
-            ("relaxed ordering", options.relaxed_ordering()),
+            ("relaxed ordering", options.access(AccessFlags::RELAXED_ORDERING)),
             ("transparent huge pages", options.huge_pages(HugePages::Transparent)),
-            ("zero-based", options.zero_based()),
+            ("zero-based", options.iova(0)),
             ("an IOVA", options.iova(0x1234_5000)),
             ("remote atomics", options.access(access | AccessFlags::REMOTE_ATOMIC)),
-            ("memory windows", options.memory_windows()),
+            ("memory windows", options.access(AccessFlags::MW_BIND)),
         ] {
             let region = domain.allocate_shared::<u8>(3 << 20, options);
             // Devices have no errno of their own for what they lack.

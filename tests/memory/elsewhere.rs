@@ -27,7 +27,7 @@ fn raw_memory_is_registered_where_it_is() {
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
 
     // SAFETY: the vector outlives the region, and is not touched meanwhile.
-    let region = unsafe { domain.register_raw(address, bytes, access) }.unwrap();
+    let region = unsafe { RawMemoryRegion::new(&domain, address, bytes, access) }.unwrap();
     let call = device.last_call("reg_mr").unwrap();
     assert_eq!((call.addr, call.iova, call.length), (address as u64, address as u64, 8192));
     assert_eq!((call.access, region.access()), (access.bits(), access));
@@ -43,8 +43,9 @@ fn raw_memory_is_registered_where_it_is() {
     region.close().unwrap();
 
     // SAFETY: the registered memory is not used.
-    let raw =
-        |address: *mut u8, bytes, access| unsafe { domain.register_raw(address, bytes, access) };
+    let raw = |address: *mut u8, bytes, access| unsafe {
+        RawMemoryRegion::new(&domain, address, bytes, access)
+    };
     let null = std::ptr::null_mut();
     refused(&device, raw(null, 1, access), libc::EINVAL, "null");
     refused(&device, raw(address, 0, access), libc::EINVAL, "empty");
@@ -69,7 +70,7 @@ fn raw_memory_without_write_access_is_only_read() {
     let mut memory = vec![7_u64; 8];
     let (address, access) = (memory.as_mut_ptr().cast::<u8>(), AccessFlags::REMOTE_READ);
     // SAFETY: the vector outlives the region, and is not touched meanwhile.
-    let mut region = unsafe { domain.register_raw(address, 64, access) }.unwrap();
+    let mut region = unsafe { RawMemoryRegion::new(&domain, address, 64, access) }.unwrap();
     assert_eq!(device.last_call("reg_mr").unwrap().access, access.bits());
 
     let target = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();
@@ -131,7 +132,7 @@ fn raw_memory_can_be_seen_elsewhere() {
     refused(&device, at(0x28, zero), libc::EINVAL, "ZERO_BASED and another iova");
     refused(&device, at(0, access), libc::EINVAL, "same offset in a page");
     // SAFETY: as above.
-    let region = unsafe { domain.register_raw(address.sub(40), PAGE, zero) }.unwrap();
+    let region = unsafe { RawMemoryRegion::new(&domain, address.sub(40), PAGE, zero) }.unwrap();
     let call = device.last_call("reg_mr").unwrap();
     assert_eq!((call.iova, call.access, region.remote().address()), (0, access.bits(), 0));
     assert_eq!(region.access(), access);
@@ -148,7 +149,7 @@ fn dma_bufs_are_registered_by_descriptor() {
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let (offset, iova) = (PAGE as u64 + 16, 16);
     let dmabuf = |offset, bytes, iova, access| {
-        domain.register_dmabuf(file.as_fd(), offset, bytes, iova, access)
+        RawMemoryRegion::from_dmabuf(&domain, file.as_fd(), offset, bytes, iova, access)
     };
     let region = dmabuf(offset, 100, iova, access).unwrap();
     let call = device.last_call("reg_dmabuf_mr").unwrap();
@@ -218,7 +219,8 @@ fn a_mapped_dma_buf_is_a_buffer_of_operations() {
     device.fail("reg_dmabuf_mr").errno(libc::EINVAL).times(1);
     assert!(map(&file, 0, access).is_err());
     // Another dma-buf's addresses are its iova, which may be anybody's.
-    let elsewhere = domain.register_dmabuf(file.as_fd(), 16, 64, address, access).unwrap();
+    let elsewhere =
+        RawMemoryRegion::from_dmabuf(&domain, file.as_fd(), 16, 64, address, access).unwrap();
     assert!(elsewhere.as_ptr().is_null());
 }
 
@@ -289,7 +291,7 @@ fn memory_is_paged_on_demand_where_the_device_can() {
     let device = paging_device();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
-    let options = RegionOptions::new().on_demand();
+    let options = RegionOptions::new().access(AccessFlags::ON_DEMAND);
     let mut region = MemoryRegion::<u8>::with_options(&domain, 100, options).unwrap();
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
     assert_eq!(device.last_call("reg_mr").unwrap().access, access.bits());

@@ -27,14 +27,17 @@ fn options_arrive_at_the_provider() {
     assert_eq!((remote.address(), remote.length()), (call.addr + 80, 80));
     assert_eq!(remote.rkey(), region.rkey());
 
-    let options = RegionOptions::new().relaxed_ordering().memory_windows().alignment(1 << 16);
+    let options = RegionOptions::new()
+        .access(AccessFlags::RELAXED_ORDERING)
+        .access(AccessFlags::MW_BIND)
+        .alignment(1 << 16);
     let region = domain.allocate_shared::<u8>(10, options).unwrap();
     let call = device.last_call("reg_mr").unwrap();
     let flags = AccessFlags::LOCAL_WRITE | AccessFlags::RELAXED_ORDERING | AccessFlags::MW_BIND;
     assert_eq!((call.access, call.addr % (1 << 16)), (flags.bits(), 0));
     drop(region);
 
-    let options = RegionOptions::new().page_aligned().relaxed_ordering();
+    let options = RegionOptions::new().page_aligned().access(AccessFlags::RELAXED_ORDERING);
     let region = MemoryRegion::<u8>::with_options(&domain, 10, options).unwrap();
     let call = device.last_call("reg_mr").unwrap();
     assert_eq!((call.addr as usize % PAGE, call.length), (0, 10));
@@ -51,7 +54,7 @@ fn zero_based_regions_are_so_by_their_iova() {
     let mut queue_pair = to_itself(&domain, &queue);
     let local = domain.allocate::<u32>(4).unwrap();
     for (options, base) in [
-        (RegionOptions::from(AccessFlags::REMOTE_WRITE).zero_based(), 0),
+        (RegionOptions::from(AccessFlags::REMOTE_WRITE).iova(0), 0),
         (RegionOptions::from(AccessFlags::REMOTE_WRITE | AccessFlags::ZERO_BASED), 0),
         (RegionOptions::from(AccessFlags::REMOTE_WRITE).iova(0x7000), 0x7000),
     ] {
@@ -70,7 +73,7 @@ fn zero_based_regions_are_so_by_their_iova() {
         assert!(region.gather_element(..).unwrap_err().to_string().contains("by_iova"));
         assert!(region.scatter_element(..).is_err() && region.as_slice().gather_element().is_err());
         // SAFETY: it is not sent inline.
-        let from = unsafe { region.slice(2..4).unwrap().gather_element_by_iova() }.unwrap();
+        let from = unsafe { region.gather_element_by_iova(2..4) }.unwrap();
         let to = region.remote_range(..2).unwrap();
         assert_eq!(write(&mut queue_pair, &[from], to), WorkStatus::Success);
         assert_eq!(region.slice(..4).unwrap().to_vec(), [7, 8, 7, 8]);
@@ -98,12 +101,17 @@ fn bad_options_do_not_reach_the_provider() {
     let both = new().access(AccessFlags::ZERO_BASED).iova(4096);
     refused(&device, shared(1, both), libc::EINVAL, "ZERO_BASED and another iova");
     refused(&device, shared(1, new().access(AccessFlags::HUGETLB)), libc::EINVAL, "huge pages");
-    refused(&device, shared(1, new().on_demand()), libc::EOPNOTSUPP, "no on-demand paging");
+    refused(
+        &device,
+        shared(1, new().access(AccessFlags::ON_DEMAND)),
+        libc::EOPNOTSUPP,
+        "no on-demand paging",
+    );
     for access in [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::MW_BIND] {
         let result = MemoryRegion::<u8>::with_options(&domain, 1, access.into());
         refused(&device, result, libc::EINVAL, "local access only");
     }
-    let result = MemoryRegion::<u8>::with_options(&domain, 1, new().zero_based());
+    let result = MemoryRegion::<u8>::with_options(&domain, 1, new().iova(0));
     refused(&device, result, libc::EINVAL, "its own address");
     drop(domain);
     drop(context);

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use ibverbs::memory::{ReregisteredState, Reregistration};
+use ibverbs::memory::{RawMemoryRegion, ReregisteredState, Reregistration};
 use ibverbs::*;
 use ibverbs_function_device::{FunctionDevice, Kind};
 
@@ -77,7 +77,8 @@ fn a_failed_rereg_says_what_became_of_the_region() {
     // libibverbs itself refuses to re-register device memory and dma-bufs.
     let file = shared_file(PAGE as u64);
     let access = AccessFlags::LOCAL_WRITE;
-    let mut region = first.register_dmabuf(file.as_fd(), 0, PAGE, 0, access).unwrap();
+    let mut region =
+        RawMemoryRegion::from_dmabuf(&first, file.as_fd(), 0, PAGE, 0, access).unwrap();
     let calls = device.calls("rereg_mr");
     // SAFETY: nothing names the region.
     let error = unsafe { region.rereg(Reregistration::new().access(access)) }.unwrap_err();
@@ -94,7 +95,8 @@ fn rereg_moves_a_raw_region_to_other_memory() {
     let (from, to) = (old.as_mut_ptr(), new.as_mut_ptr());
     // SAFETY: both vectors outlive the region, and are not touched meanwhile.
     unsafe {
-        let mut region = domain.register_raw(from, 100, AccessFlags::LOCAL_WRITE).unwrap();
+        let mut region =
+            RawMemoryRegion::new(&domain, from, 100, AccessFlags::LOCAL_WRITE).unwrap();
         for (address, bytes) in [(std::ptr::null_mut(), 1), (to, 0), (to, usize::MAX)] {
             let error = region.rereg_memory(address, bytes, Reregistration::new()).unwrap_err();
             assert_eq!(error.state, ReregisteredState::Unchanged);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ibverbs::memory::{MemoryWindow, MemoryWindowType};
+use ibverbs::memory::{MemoryWindow, MemoryWindowType, RawMemoryRegion};
 use ibverbs::operation::WindowBinding;
 use ibverbs::queue_pair::SendOperations;
 use ibverbs::*;
@@ -16,7 +16,7 @@ fn a_window_of_type_1_opens_what_it_is_bound_to() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
-    let region = domain.allocate_shared::<u8>(64, RegionOptions::new().memory_windows()).unwrap();
+    let region = domain.allocate_shared::<u8>(64, AccessFlags::MW_BIND).unwrap();
     let source = domain.allocate::<u8>(8).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
     let mut window = domain.alloc_mw(MemoryWindowType::Type1).unwrap();
@@ -68,7 +68,7 @@ fn a_window_of_type_2_is_bound_and_invalidated() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
-    let region = domain.allocate_shared::<u8>(64, RegionOptions::new().memory_windows()).unwrap();
+    let region = domain.allocate_shared::<u8>(64, AccessFlags::MW_BIND).unwrap();
     let mut source = domain.allocate::<u8>(8).unwrap();
     source.fill(7);
     let mut queue_pair = to_itself(&domain, &queue);
@@ -134,7 +134,7 @@ fn windows_are_bound_by_halves_and_in_batches() {
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
-    let options = RegionOptions::new().memory_windows();
+    let options = RegionOptions::new().access(AccessFlags::MW_BIND);
     let region = domain.allocate_shared::<u8>(64, options).unwrap();
     let mut window = domain.alloc_mw(MemoryWindowType::Type2).unwrap();
     let mut first_type = domain.alloc_mw(MemoryWindowType::Type1).unwrap();
@@ -190,7 +190,7 @@ fn a_window_is_closed_beyond_its_bounds_and_access() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let source = domain.register_read_only(b"123456789").unwrap();
-    let options = RegionOptions::new().memory_windows();
+    let options = RegionOptions::new().access(AccessFlags::MW_BIND);
     let region = domain.allocate_shared::<u8>(64, options).unwrap();
     for (access, bytes, outcome) in [
         (AccessFlags::REMOTE_WRITE, 8, WorkStatus::Success),
@@ -220,7 +220,7 @@ fn a_window_keeps_what_it_is_bound_to() {
     let mut window: MemoryWindow<'static> =
         MemoryWindow::new(&domain, MemoryWindowType::Type1).unwrap();
     let mut queue_pair = to_itself(&domain, &queue);
-    let options = RegionOptions::new().memory_windows();
+    let options = RegionOptions::new().access(AccessFlags::MW_BIND);
     let mut bind = |window: &mut MemoryWindow<'static>| {
         let region = Arc::new(SharedMemoryRegion::<u32>::new(&domain, 8, options).unwrap());
         let binding =
@@ -272,12 +272,13 @@ fn bad_bindings_are_typed_errors() {
     let domain = context.alloc_pd().unwrap();
     let queue = context.create_cq(8).unwrap();
     let plain = domain.allocate_shared::<u64>(8, AccessFlags::REMOTE_WRITE).unwrap();
-    let options = RegionOptions::new().memory_windows();
+    let options = RegionOptions::new().access(AccessFlags::MW_BIND);
     let region = domain.allocate_shared::<u64>(8, options).unwrap();
     let mut memory = [0_u8; 8];
     // SAFETY: the array outlives the region, and is not touched meanwhile.
     let read_only =
-        unsafe { domain.register_raw(memory.as_mut_ptr(), 8, AccessFlags::MW_BIND) }.unwrap();
+        unsafe { RawMemoryRegion::new(&domain, memory.as_mut_ptr(), 8, AccessFlags::MW_BIND) }
+            .unwrap();
     for (result, words) in [
         (WindowBinding::new(&plain, .., AccessFlags::REMOTE_READ), "needs MW_BIND"),
         (WindowBinding::new(&region, ..9, AccessFlags::REMOTE_READ), "end of the range is 9"),

@@ -28,7 +28,8 @@ impl<'pd> Memory<'pd> {
         let mut words = vec![0_u64; length.div_ceil(8)];
         // SAFETY: the vector is neither dropped nor resized before the region is dropped, and no reference to
         // its elements exists.
-        let region = unsafe { domain.register_raw(words.as_mut_ptr().cast(), length, access)? };
+        let region =
+            unsafe { RawMemoryRegion::new(domain, words.as_mut_ptr().cast(), length, access)? };
         Ok(Self { region, length, _words: words })
     }
 

@@ -212,7 +212,7 @@ fn a_peer_invalidates_a_window_with_a_send() {
     with_rxe0(|_, domain, queue| {
         let options = RegionOptions::new()
             .access(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ)
-            .memory_windows();
+            .access(AccessFlags::MW_BIND);
         let region = domain.allocate_shared::<u64>(4, options).unwrap();
         let mut there = domain.allocate::<u64>(4).unwrap();
         let here = domain.allocate::<u64>(1).unwrap();

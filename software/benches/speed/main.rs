@@ -63,7 +63,8 @@ impl<'pd> Memory<'pd> {
         let access =
             AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         // SAFETY: the vector outlives the region, and nobody accesses its elements but the device.
-        let region = unsafe { domain.register_raw(words.as_mut_ptr().cast(), bytes, access)? };
+        let region =
+            unsafe { RawMemoryRegion::new(domain, words.as_mut_ptr().cast(), bytes, access)? };
         Ok(Self { region, _words: words })
     }
 

@@ -38,8 +38,7 @@ const REMOTE: AccessFlags = AccessFlags::REMOTE_WRITE
 /// # let context = ibverbs::open("rxe0")?;
 /// # let domain = context.alloc_pd()?;
 /// let options = RegionOptions::new()
-///     .access(AccessFlags::REMOTE_WRITE)
-///     .relaxed_ordering()
+///     .access(AccessFlags::REMOTE_WRITE | AccessFlags::RELAXED_ORDERING)
 ///     .huge_pages(HugePages::Size2MiB);
 /// let region = domain.allocate_shared::<u64>(1 << 24, options)?;
 /// # Ok::<(), ibverbs::Error>(())
@@ -84,27 +83,6 @@ impl RegionOptions {
         self
     }
 
-    /// `IBV_ACCESS_ON_DEMAND`: pages are brought in when the device needs them, not pinned now.
-    ///
-    /// [`DeviceAttributes::on_demand_paging`](crate::device::DeviceAttributes::on_demand_paging) reports
-    /// whether the device supports this.
-    #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
-    pub const fn on_demand(self) -> Self {
-        self.access(AccessFlags::ON_DEMAND)
-    }
-
-    /// `IBV_ACCESS_RELAXED_ORDERING`: the device may write in any order. Devices without support ignore it.
-    #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
-    pub const fn relaxed_ordering(self) -> Self {
-        self.access(AccessFlags::RELAXED_ORDERING)
-    }
-
-    /// `IBV_ACCESS_MW_BIND`: memory windows may be bound to the region.
-    #[doc(alias = "IBV_ACCESS_MW_BIND")]
-    pub const fn memory_windows(self) -> Self {
-        self.access(AccessFlags::MW_BIND)
-    }
-
     setters! { const self,
         /// Aligns the buffer to at least this power of 2, and never less than the elements need. The default is
         /// 64 bytes.
@@ -113,26 +91,18 @@ impl RegionOptions {
         /// Makes the buffer begin on a page and share its pages with no other data.
         page_aligned() => self.whole_pages = true;
 
-        /// Makes the buffer consist of huge pages. With [`on_demand`](Self::on_demand), add
+        /// Makes the buffer consist of huge pages. With [`AccessFlags::ON_DEMAND`], add
         /// [`AccessFlags::HUGETLB`] to tell the device.
         huge_pages(pages: HugePages) => self.huge_pages = Some(pages);
 
         /// `ibv_reg_mr_iova`: requests and peers address the region from `iova` on, not by its buffer's
-        /// address.
+        /// address. An `iova` of 0 has the same effect as [`AccessFlags::ZERO_BASED`].
         ///
         /// `iova` must be a multiple of the page size; the buffer is [page-aligned](Self::page_aligned). Use it
         /// for peers: naming such a region in this program's own requests is
-        /// [unsafe](crate::memory::SharedMemorySlice::scatter_element_by_iova).
+        /// [unsafe](crate::memory::Region::scatter_element_by_iova).
         #[doc(alias = "ibv_reg_mr_iova")]
         iova(iova: u64) => self.iova = Some(iova);
-    }
-
-    /// Requests and peers address the region from 0 on: an [`iova`](Self::iova) of 0.
-    ///
-    /// Every device supports it. [`AccessFlags::ZERO_BASED`] has the same effect here.
-    #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
-    pub const fn zero_based(self) -> Self {
-        self.iova(0)
     }
 
     pub(super) fn local(self, verb: &'static str) -> Result<Self> {
@@ -279,7 +249,7 @@ const FLUSH: u32 = 1 << 0;
 
 impl ProtectionDomain<'_> {
     /// `ibv_advise_mr`: announces how regions of this domain that are [paged on
-    /// demand](crate::RegionOptions::on_demand) will be used, so that the device need not wait for pages later.
+    /// demand](AccessFlags::ON_DEMAND) will be used, so that the device need not wait for pages later.
     ///
     /// With `flush`, this returns when the device has the pages; without, it may still be bringing them in.
     ///
@@ -290,7 +260,7 @@ impl ProtectionDomain<'_> {
     ///
     /// # let context = ibverbs::open("mlx5_0")?;
     /// let domain = context.alloc_pd()?;
-    /// let options = RegionOptions::new().on_demand();
+    /// let options = RegionOptions::new().access(AccessFlags::ON_DEMAND);
     /// let region = MemoryRegion::<u8>::with_options(&domain, 1 << 30, options)?;
     /// domain.advise_mr(MemoryAdvice::Prefetch, true, &[region.gather_element(..1 << 20)?])?;
     /// # Ok::<(), ibverbs::Error>(())
@@ -337,9 +307,11 @@ mod tests {
         for access in REMOTE.iter() {
             assert!(RegionOptions::from(access).local(VERB).is_err(), "{access:?}");
         }
-        let harmless = RegionOptions::new().relaxed_ordering().on_demand();
+        let harmless = RegionOptions::new()
+            .access(AccessFlags::RELAXED_ORDERING)
+            .access(AccessFlags::ON_DEMAND);
         assert!(harmless.local(VERB).is_ok());
-        assert!(harmless.zero_based().local(VERB).is_err());
+        assert!(harmless.iova(0).local(VERB).is_err());
         assert!(harmless.access(AccessFlags::ZERO_BASED).local(VERB).is_err());
     }
 
@@ -347,7 +319,7 @@ mod tests {
     fn zero_based_is_an_iova_of_0() {
         let flag = RegionOptions::from(AccessFlags::ZERO_BASED);
         assert_eq!(flag.addressing(VERB), Ok((Some(0), AccessFlags::LOCAL_WRITE)));
-        assert_eq!(flag.zero_based().addressing(VERB).unwrap().0, Some(0));
+        assert_eq!(flag.iova(0).addressing(VERB).unwrap().0, Some(0));
         assert_eq!(RegionOptions::new().iova(0x4000).addressing(VERB).unwrap().0, Some(0x4000));
         assert_eq!(RegionOptions::new().addressing(VERB).unwrap().0, None);
         assert!(flag.iova(0x4000).addressing(VERB).is_err());

@@ -278,7 +278,7 @@ pub(super) unsafe fn reregister<'pd>(
 
 /// How much memory this process has pinned for devices, and how much the kernel lets it pin.
 ///
-/// A registration pins its pages, unless it is [on demand](crate::RegionOptions::on_demand) or on a software
+/// A registration pins its pages, unless it is [on demand](AccessFlags::ON_DEMAND) or on a software
 /// device of this process. The kernel refuses it (`ENOMEM`) if all regions of the process together would exceed
 /// `RLIMIT_MEMLOCK` (`ulimit -l`), unless the process may exceed that. Memory registered in several protection
 /// domains counts once for each.

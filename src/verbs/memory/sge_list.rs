@@ -1,12 +1,9 @@
 use std::ops::{Range, RangeBounds};
 
 use super::buffer::{BorrowedBuffer, GatherBuffer, One, ScatterBuffer};
-use super::owned_region::MemoryRegion;
+use super::owned_region::Allocated;
 use super::region::{Local, Region, Writable};
-use super::scatter_gather::{
-    Element, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve,
-};
-use super::shared_region::SharedMemoryRegion;
+use super::scatter_gather::{Element, LocalMemory, LocalMemoryMut, private, resolve};
 use super::slice::MemorySliceMut;
 use crate::base::{Error, Result, ffi};
 
@@ -242,38 +239,26 @@ impl_buffer_of_tuple!(2: A 0, B 1);
 impl_buffer_of_tuple!(3: A 0, B 1, C 2);
 impl_buffer_of_tuple!(4: A 0, B 1, C 2, D 3);
 
-/// The literal says whether peers may write the region.
-macro_rules! impl_buffer_of_region {
-    ($($region:ident: $peers_may_write:literal;)+) => {
-        $(
-            // SAFETY: the memory is registered until the region is dropped, at this program's addresses. This
-            // program writes it through the region only: exclusively, or atomically if it is shared.
-            unsafe impl<T: Element> GatherBuffer for $region<'_, T> {
-                type List = One;
-                type Kept = Self;
+// SAFETY: the memory is registered until the region is dropped, at this program's addresses. This program writes it through
+// the region only: exclusively, or atomically if it is shared.
+unsafe impl<M: Allocated> GatherBuffer for Region<'_, M> {
+    type List = One;
+    type Kept = Self;
 
-                #[inline]
-                fn gather(&self) -> Result<One> {
-                    Ok([self.sge(..)?])
-                }
-            }
-
-            // SAFETY: as above; any bytes are a valid `Element`.
-            unsafe impl<T: Element> ScatterBuffer for $region<'_, T> {
-                const PEERS_MAY_WRITE: bool = $peers_may_write;
-
-                #[inline]
-                fn scatter(&mut self) -> Result<One> {
-                    Ok([self.sge_mut(..)?])
-                }
-            }
-        )+
-    };
+    #[inline]
+    fn gather(&self) -> Result<One> {
+        Ok([self.sge(..)?])
+    }
 }
 
-impl_buffer_of_region! {
-    MemoryRegion: false;
-    SharedMemoryRegion: true;
+// SAFETY: as above.
+unsafe impl<M: Allocated + Writable> ScatterBuffer for Region<'_, M> {
+    const PEERS_MAY_WRITE: bool = M::PEERS;
+
+    #[inline]
+    fn scatter(&mut self) -> Result<One> {
+        Ok([self.sge_mut(..)?])
+    }
 }
 
 fn disjoint<const N: usize>(
@@ -292,45 +277,10 @@ fn disjoint<const N: usize>(
     Ok(resolved)
 }
 
-/// The ranges do not overlap.
-fn elements<'buf, const N: usize>(
-    memory: &'buf impl LocalMemoryMut,
-    ranges: [Range<usize>; N],
-) -> Result<[ScatterElement<'buf>; N]> {
-    let mut raw = [crate::base::ffi::ibv_sge::default(); N];
-    for (to, range) in raw.iter_mut().zip(ranges) {
-        *to = memory.sge_mut(range)?;
-    }
-    Ok(raw.map(ScatterElement::new))
-}
-
 impl<M: Local + Writable> Region<'_, M> {
-    /// The elements in each range, for one work request that writes them all: a message fills them in this
-    /// order.
-    ///
-    /// ```
-    /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
-    /// # rxe0.register();
-    /// # fn f(region: &mut ibverbs::MemoryRegion<'_, u8>) -> ibverbs::Result<()> {
-    /// let elements = region.scatter_elements([0..4, 32..36])?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: a range is out of bounds, or longer than 4 GiB - 1 bytes, or two overlap.
-    pub fn scatter_elements<const N: usize>(
-        &mut self,
-        ranges: [impl RangeBounds<usize>; N],
-    ) -> Result<[ScatterElement<'_>; N]> {
-        elements(self, disjoint(ranges, self.len())?)
-    }
-
     /// The elements in each range, exclusively.
     ///
-    /// An array of slices is one buffer of a channel's operation: a message received into it fills them in this
-    /// order.
+    /// An array of slices is one buffer of a request: a message received into it fills them in this order.
     ///
     /// ```
     /// # let rxe0 = ibverbs_software::Device::builder().name("rxe0").build().unwrap();
@@ -353,18 +303,6 @@ impl<M: Local + Writable> Region<'_, M> {
 }
 
 impl<T: Element> MemorySliceMut<'_, T> {
-    /// The elements in each range, for one work request that writes them all.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Region::scatter_elements`].
-    pub fn scatter_elements<const N: usize>(
-        &mut self,
-        ranges: [impl RangeBounds<usize>; N],
-    ) -> Result<[ScatterElement<'_>; N]> {
-        elements(self, disjoint(ranges, self.len())?)
-    }
-
     /// The elements in each range, as [`Region::slices_mut`] gives them.
     ///
     /// # Errors
@@ -426,14 +364,15 @@ mod tests {
     fn pieces_of_one_slice_do_not_overlap() {
         let mut data = [0_u16; 10];
         let mut whole = MemorySliceMut::new(&mut data, 7);
-        let [a, b] = whole.scatter_elements([6..8, 0..2]).unwrap();
+        let pieces = whole.reborrow().slices([6..8, 0..2]).unwrap();
+        let [a, b] = pieces.map(|piece| piece.into_scatter_element().unwrap());
         assert_eq!((a.len(), b.len()), (4, 4));
         assert_eq!(a.as_raw().addr, b.as_raw().addr + 12);
         assert_eq!((a.as_raw().lkey, b.as_raw().lkey), (7, 7));
-        let error = whole.scatter_elements([0..4, 8..10, 3..5]).unwrap_err();
+        let error = whole.reborrow().slices([0..4, 8..10, 3..5]).unwrap_err();
         assert!(error.to_string().contains("two of the ranges overlap"), "{error}");
-        assert!(whole.scatter_elements([0..4, 8..11]).is_err());
-        assert!(whole.scatter_elements([0..4, 2..2, 4..10]).is_ok());
+        assert!(whole.reborrow().slices([0..4, 8..11]).is_err());
+        assert!(whole.reborrow().slices([0..4, 2..2, 4..10]).is_ok());
         assert!(whole.reborrow().slices([0..1, 0..1]).is_err());
         let [mut head, mut tail] = whole.slices([0..=3, 4..=9]).unwrap();
         head.fill(1);

@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 use super::buffer::{BorrowedBuffer, GatherBuffer, ScatterBuffer};
 use super::remote_region::RemoteMemoryRegion;
 use super::scatter_gather::{
-    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve, sge,
-    sge_at,
+    Element, GatherElement, LocalMemory, LocalMemoryMut, ScatterElement, private, resolve, sge_at,
 };
 use super::shared_copy::{fill, load, store};
 use crate::base::{Error, Result, debug, ffi, getters};
@@ -236,38 +235,6 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
         self.sge(..).map(ScatterElement::new)
     }
 
-    /// [`gather_element`](Self::gather_element), whatever [`iova`](crate::RegionOptions::iova) the region has.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
-    ///
-    /// # Safety
-    ///
-    /// The request does not carry its data inline: the provider would read the data at the iova, as an address
-    /// of this program.
-    #[inline]
-    pub unsafe fn gather_element_by_iova(&self) -> Result<GatherElement<'buf>> {
-        sge(self.base, self.len * size_of::<T>(), self.lkey).map(GatherElement::new)
-    }
-
-    /// [`scatter_element`](Self::scatter_element), whatever [`iova`](crate::RegionOptions::iova) the region
-    /// has.
-    ///
-    /// # Errors
-    ///
-    ///  - `EINVAL`: it is longer than 4 GiB - 1 bytes.
-    ///
-    /// # Safety
-    ///
-    /// The provider does not itself copy short messages, or the results of reads and atomics, to their
-    /// destination: it would write to the iova, as an address of this program. mlx5 does copy unless the
-    /// environment variable `MLX5_SCATTER_TO_CQE` is 0, and so may hns.
-    #[inline]
-    pub unsafe fn scatter_element_by_iova(&self) -> Result<ScatterElement<'buf>> {
-        sge(self.base, self.len * size_of::<T>(), self.lkey).map(ScatterElement::new)
-    }
-
     /// The address, length and key that a peer needs to access it.
     #[inline]
     pub fn remote(&self) -> RemoteMemoryRegion {
@@ -406,13 +373,6 @@ mod tests {
         assert_eq!(part.remote().address(), 12);
         assert!(part.gather_element().unwrap_err().to_string().contains("by_iova"));
         assert!(part.scatter_element().is_err() && part.sge(..).is_err());
-        // SAFETY: the elements are not posted.
-        let elements = unsafe {
-            let gather = *part.gather_element_by_iova().unwrap().as_raw();
-            (gather, *part.scatter_element_by_iova().unwrap().as_raw())
-        };
-        assert_eq!((elements.0.addr, elements.0.length, elements.0.lkey), (12, 8, 7));
-        assert_eq!((elements.1.addr, elements.1.length), (12, 8));
     }
 
     #[test]

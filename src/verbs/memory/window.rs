@@ -38,11 +38,11 @@ c_enum! {
 /// # rxe0.register();
 /// # use ibverbs::memory::MemoryWindowType;
 /// # use ibverbs::operation::WindowBinding;
-/// # use ibverbs::{AccessFlags, QueuePair, RegionOptions};
+/// # use ibverbs::{AccessFlags, QueuePair};
 /// # fn grant(queue_pair: &mut QueuePair<'_>) -> ibverbs::Result<()> {
 /// # let context = ibverbs::open("rxe0")?;
 /// let domain = context.alloc_pd()?;
-/// let region = domain.allocate_shared::<u8>(4096, RegionOptions::new().memory_windows())?;
+/// let region = domain.allocate_shared::<u8>(4096, AccessFlags::MW_BIND)?;
 /// let mut window = domain.alloc_mw(MemoryWindowType::Type2)?;
 /// let binding = WindowBinding::new(&region, 512..1024, AccessFlags::REMOTE_READ)?;
 /// // SAFETY: no other request has this number.

@@ -477,49 +477,6 @@ impl<'pd> RawMemoryRegion<'pd> {
     }
 }
 
-impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: [`RawMemoryRegion::new`], borrowing this domain.
-    ///
-    /// To return the region from a function, call that with the domain by value or in an `Arc`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`RawMemoryRegion::new`].
-    ///
-    /// # Safety
-    ///
-    /// That of [`RawMemoryRegion::new`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub unsafe fn register_raw(
-        &self,
-        address: *mut u8,
-        bytes: usize,
-        access: AccessFlags,
-    ) -> Result<RawMemoryRegion<'_>> {
-        // SAFETY: the caller vouches for the memory.
-        unsafe { RawMemoryRegion::new(self, address, bytes, access) }
-    }
-
-    /// `ibv_reg_dmabuf_mr`: [`RawMemoryRegion::from_dmabuf`], borrowing this domain.
-    ///
-    /// To return the region from a function, call that with the domain by value or in an `Arc`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`RawMemoryRegion::from_dmabuf`].
-    #[doc(alias = "ibv_reg_dmabuf_mr")]
-    pub fn register_dmabuf(
-        &self,
-        dmabuf: BorrowedFd<'_>,
-        offset: u64,
-        bytes: usize,
-        iova: u64,
-        access: AccessFlags,
-    ) -> Result<RawMemoryRegion<'_>> {
-        RawMemoryRegion::from_dmabuf(self, dmabuf, offset, bytes, iova, access)
-    }
-}
-
 /// Whether the provider itself writes short messages to the addresses of requests.
 fn delivers(domain: &ProtectionDomain<'_>) -> Result<bool> {
     let is_off = std::env::var_os("MLX5_SCATTER_TO_CQE").is_some_and(|value| value == "0");
