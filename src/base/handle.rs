@@ -133,7 +133,7 @@ impl<T: Object> Handle<T> {
 /// The kernel may keep that one alive, and the device may use its parents' memory, such as doorbell records that
 /// closing the context would free. The kernel refuses to destroy most parents, but closes a context, and some providers
 /// take a parent apart before they ask it.
-pub trait Leak {
+pub(crate) trait Leak {
     /// Keeps this and its parents from ever being destroyed.
     fn leak(&self);
 }

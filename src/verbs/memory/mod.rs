@@ -75,7 +75,7 @@ pub use remote_struct::{Field, RemoteElement, RemoteRegion};
 pub use scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH, ScatterElement,
 };
-pub(crate) use scatter_gather::{PIECE, private};
+pub(crate) use scatter_gather::PIECE;
 pub use sge_list::ElementList;
 pub use shared_memory::SharedMemory;
 pub use shared_region::{AtomicElement, SharedMemoryRegion};

@@ -8,36 +8,8 @@ use super::prepared_request::RawRequest;
 use crate::base::{Error, Leak, QueuePairType, Result, debug, ffi, setters};
 use crate::verbs::memory::{
     AccessFlags, InMemory, MemoryWindow, MemoryWindowType, Peers, Region, RemoteMemoryRegion,
-    private,
 };
 use crate::verbs::queue_pair::{QueuePair, Transport};
-
-/// Registered memory that a window can be bound to, if it was registered with [`AccessFlags::MW_BIND`].
-///
-/// Sealed: [`SharedMemoryRegion`](crate::SharedMemoryRegion) and [`RawMemoryRegion`](crate::memory::RawMemoryRegion)
-/// have it.
-pub trait WindowMemory: private::Sealed + Leak + Send + Sync {
-    #[doc(hidden)]
-    fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart>;
-}
-
-/// The result of [`WindowMemory::window`].
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct WindowPart {
-    region: *mut ffi::ibv_mr,
-    access: AccessFlags,
-    address: u64,
-    length: u64,
-}
-
-impl<M: InMemory + Peers + Send + Sync> WindowMemory for Region<'_, M> {
-    fn window(&self, range: impl RangeBounds<usize>) -> Result<WindowPart> {
-        let part = self.remote_range(range)?;
-        let (region, access) = (self.as_raw(), self.access());
-        Ok(WindowPart { region, access, address: part.address, length: part.length })
-    }
-}
 
 /// `struct ibv_mw_bind_info`: the memory that a window will be bound to, and the access it will allow.
 ///
@@ -60,7 +32,8 @@ unsafe impl Sync for WindowBinding<'_> {}
 const VERB: &str = "ibv_bind_mw";
 
 impl<'res> WindowBinding<'res> {
-    /// Binds `range` of `region` for `access`.
+    /// Binds `range` of `region` for `access`. The region is a [`SharedMemoryRegion`](crate::SharedMemoryRegion) or a
+    /// [`RawMemoryRegion`](crate::memory::RawMemoryRegion), registered with [`AccessFlags::MW_BIND`].
     ///
     /// The range is in elements, or in bytes for a [`RawMemoryRegion`](crate::memory::RawMemoryRegion). The access is
     /// remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if peers address the window from 0,
@@ -93,12 +66,12 @@ impl<'res> WindowBinding<'res> {
     ///  - `EINVAL`: the range is out of bounds; `access` has other flags; or the region lacks
     ///    [`MW_BIND`](AccessFlags::MW_BIND), or [`LOCAL_WRITE`](AccessFlags::LOCAL_WRITE), which remote write and
     ///    atomic access require.
-    pub fn new(
-        region: &'res impl WindowMemory,
+    pub fn new<M: InMemory + Peers + Sync>(
+        region: &'res Region<'_, M>,
         range: impl RangeBounds<usize>,
         access: AccessFlags,
     ) -> Result<Self> {
-        Self::of(region.window(range)?, access)
+        Self::of(region, range, access)
     }
 
     /// [`new`](Self::new), for a region that the window keeps alive.
@@ -106,33 +79,35 @@ impl<'res> WindowBinding<'res> {
     /// # Errors
     ///
     /// Those of [`new`](Self::new).
-    pub fn shared<R: WindowMemory + 'res>(
-        region: Arc<R>,
+    pub fn shared<M: InMemory + Peers + Send + Sync + 'res>(
+        region: Arc<Region<'res, M>>,
         range: impl RangeBounds<usize>,
         access: AccessFlags,
     ) -> Result<Self> {
-        let binding = Self::of(region.window(range)?, access)?;
+        let binding = Self::of(&region, range, access)?;
         Ok(Self { shared: Some(region), ..binding })
     }
 
-    fn of(part: WindowPart, access: AccessFlags) -> Result<Self> {
+    fn of<M: InMemory + Peers>(
+        region: &Region<'_, M>,
+        range: impl RangeBounds<usize>,
+        access: AccessFlags,
+    ) -> Result<Self> {
         const WRITE: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC);
         const ALLOWED: AccessFlags =
             WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::ZERO_BASED);
+        let part = region.remote_range(range)?;
         let reason = "a window is for remote read, write and atomic access";
         Error::invalid_if(!ALLOWED.contains(access), VERB, reason)?;
         let reason = "the region was not registered for windows: it needs MW_BIND";
-        Error::invalid_if(!part.access.contains(AccessFlags::MW_BIND), VERB, reason)?;
-        if access.intersects(WRITE) && !part.access.contains(AccessFlags::LOCAL_WRITE) {
+        Error::invalid_if(!region.access().contains(AccessFlags::MW_BIND), VERB, reason)?;
+        if access.intersects(WRITE) && !region.access().contains(AccessFlags::LOCAL_WRITE) {
             let reason = "remote write and remote atomic access need LOCAL_WRITE of the region";
             return Err(Error::invalid(VERB, reason));
         }
-        let info = ffi::ibv_mw_bind_info {
-            mr: part.region,
-            addr: part.address,
-            length: part.length,
-            mw_access_flags: access.bits(),
-        };
+        let RemoteMemoryRegion { address: addr, length, .. } = part;
+        let (mr, mw_access_flags) = (region.as_raw(), access.bits());
+        let info = ffi::ibv_mw_bind_info { mr, addr, length, mw_access_flags };
         Ok(Self {
             info,
             flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,

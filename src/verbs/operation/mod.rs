@@ -65,7 +65,7 @@ mod requests;
 pub use batch::Batch;
 #[cfg(feature = "channel")]
 pub(crate) use batch::post_by_functions;
-pub use bind_window::{WindowBinding, WindowMemory};
+pub use bind_window::WindowBinding;
 pub use destination::{DatagramDestination, DatagramPeer, Destination, To, XrcPeer};
 #[cfg(feature = "mlx5")]
 pub use destination::{DcDestination, DcPeer};
