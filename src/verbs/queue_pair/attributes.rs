@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::address_vector::AddressVector;
-use crate::base::{QueuePairState, c_enum, ffi};
+use crate::base::{QueuePairState, Result, c_enum, ffi};
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
@@ -224,6 +224,20 @@ impl QueuePairAttributes {
     pub fn alternate_path(&self) -> Option<AddressVector> {
         let raw = ffi::ibv_ah_attr { port_num: self.raw.alt_port_num, ..self.raw.alt_ah_attr };
         self.of(AttributeMask::ALTERNATE_PATH, raw)
+    }
+
+    /// `ibv_query_qp`.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is live.
+    pub(super) unsafe fn query(queue_pair: *mut ffi::ibv_qp, mask: AttributeMask) -> Result<Self> {
+        let (mut raw, mut created) = Default::default();
+        // SAFETY: the caller vouches for the queue pair; both structs are writable, and the bits are defined ones, which fit.
+        let returned =
+            unsafe { ffi::ibv_query_qp(queue_pair, &mut raw, mask.bits() as i32, &mut created) };
+        ffi::status("ibv_query_qp", returned)?;
+        Ok(Self { raw, mask })
     }
 
     pub(super) fn new(raw: ffi::ibv_qp_attr, mask: AttributeMask) -> Self {

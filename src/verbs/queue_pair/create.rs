@@ -3,6 +3,7 @@
 use std::ptr;
 use std::ptr::NonNull;
 
+use super::attributes::{AttributeMask, QueuePairAttributes};
 use super::builder::{PreparedQueuePair, QueuePairBuilder};
 use super::connection_settings::{Answers, ConnectionSettings, first_psn};
 use super::endpoint::QueuePairEndpoint;
@@ -88,13 +89,9 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
                 && (*raw).qp_type == self.kind.into()
         };
         Error::invalid_if(!fits, VERB, "the queue pair is not one that the builder describes")?;
-        let mut attributes = ffi::ibv_qp_attr::default();
-        let mut created = ffi::ibv_qp_init_attr::default();
-        let mask = ffi::ibv_qp_attr_mask::IBV_QP_CAP.0 as i32;
-        // SAFETY: the queue pair is live, and both structs are writable.
-        let returned = unsafe { ffi::ibv_query_qp(raw, &mut attributes, mask, &mut created) };
-        ffi::status("ibv_query_qp", returned)?;
-        self.capacities = attributes.cap;
+        // SAFETY: the queue pair is live.
+        let queried = unsafe { QueuePairAttributes::query(raw, AttributeMask::CAPACITIES) }?;
+        self.capacities = queried.as_raw().cap;
         let operations = match self.extended.filter(|(wanted, _)| !wanted.is_empty()) {
             None => SendOperations::empty(),
             // SAFETY: the queue pair is live, and the caller vouches for the operations.

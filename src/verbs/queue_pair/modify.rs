@@ -31,10 +31,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
             // The device may have changed the state since libibverbs last read it.
             transition.check(kind, self.state()?)?;
         }
-        let (mut raw, mask) = transition.to_raw();
-        // SAFETY: the queue pair is live; the mask holds only defined bits, which fit.
-        let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
-        match ffi::status(VERB, returned) {
+        // SAFETY: the queue pair is live.
+        match unsafe { transition.apply(self.as_raw()) } {
             Ok(()) => {
                 if self.last_state() == QueuePairState::Reset {
                     self.complete_reset();
@@ -54,11 +52,10 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     pub(crate) fn complete_reset(&self) {
         let device = self.protection_domain().context().query_device();
         if device.is_ok_and(|device| quirks::is_rxe(&device)) {
-            let (mut raw, mask) = StateTransition::to(QueuePairState::Reset).to_raw();
-            // SAFETY: as in `modify`.
-            let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
+            // SAFETY: the queue pair is live.
+            let reset = unsafe { StateTransition::to(QueuePairState::Reset).apply(self.as_raw()) };
             // Fails only if the device is gone, and the queue pair with it.
-            let _ = ffi::status(VERB, returned).inspect_err(trace::verb_failed);
+            let _ = reset.inspect_err(trace::verb_failed);
         }
     }
 
@@ -136,7 +133,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///
     /// `ENOMEM`, `EIO` and `ENODEV` of [`query_attributes`](Self::query_attributes).
     pub fn state(&self) -> Result<QueuePairState> {
-        Ok(self.query_raw(AttributeMask::STATE)?.qp_state.into())
+        Ok(self.query_attributes(AttributeMask::STATE)?.as_raw().qp_state.into())
     }
 
     /// `ibv_query_qp`: all attributes that the device reports.
@@ -166,17 +163,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     ///  - `ENOMEM`: out of memory.
     ///  - `EIO`, `ENODEV`: the device is gone.
     pub fn query_attributes(&self, mask: AttributeMask) -> Result<QueuePairAttributes> {
-        Ok(QueuePairAttributes::new(self.query_raw(mask)?, mask))
-    }
-
-    fn query_raw(&self, mask: AttributeMask) -> Result<ffi::ibv_qp_attr> {
-        let mut raw = ffi::ibv_qp_attr::default();
-        let mut created = ffi::ibv_qp_init_attr::default();
-        let bits = mask.bits() as i32;
-        // SAFETY: the queue pair is live, both structs are writable, and the bits are defined ones, which fit.
-        let returned = unsafe { ffi::ibv_query_qp(self.as_raw(), &mut raw, bits, &mut created) };
-        ffi::status("ibv_query_qp", returned)?;
-        Ok(raw)
+        // SAFETY: the queue pair is live.
+        unsafe { QueuePairAttributes::query(self.as_raw(), mask) }
     }
 
     /// `ibv_modify_qp`: moves the queue pair to ERR. All outstanding requests complete as

@@ -1,6 +1,6 @@
 //! The C object of a queue pair, with its flows and multicast groups.
 
-use super::attributes::AttributeMask;
+use super::attributes::{AttributeMask, QueuePairAttributes};
 use super::connection_settings::{Answers, ConnectionSettings};
 use super::endpoint::QueuePairEndpoint;
 use super::message_limits::MessageLimits;
@@ -161,10 +161,8 @@ impl<'res> OpenedQueuePair<'res> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, transition: StateTransition) -> Result<()> {
         transition.check(QueuePairType::XrcReceive, self.state()?)?;
-        let (mut raw, mask) = transition.to_raw();
-        // SAFETY: the queue pair is live; the mask holds only defined bits, which fit.
-        let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
-        ffi::status("ibv_modify_qp", returned)
+        // SAFETY: the queue pair is live.
+        unsafe { transition.apply(self.as_raw()) }
     }
 
     /// `ibv_query_qp`: the state.
@@ -174,13 +172,9 @@ impl<'res> OpenedQueuePair<'res> {
     /// Those of [`QueuePair::state`](crate::QueuePair::state).
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QueuePairState> {
-        let mut raw = ffi::ibv_qp_attr::default();
-        let mut created = ffi::ibv_qp_init_attr::default();
-        let mask = AttributeMask::STATE.bits() as i32;
-        // SAFETY: the queue pair is live, and both structs are writable.
-        let returned = unsafe { ffi::ibv_query_qp(self.as_raw(), &mut raw, mask, &mut created) };
-        ffi::status("ibv_query_qp", returned)?;
-        Ok(raw.qp_state.into())
+        // SAFETY: the queue pair is live.
+        let queried = unsafe { QueuePairAttributes::query(self.as_raw(), AttributeMask::STATE) }?;
+        Ok(queried.as_raw().qp_state.into())
     }
 
     /// Its number.

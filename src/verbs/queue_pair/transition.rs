@@ -126,6 +126,18 @@ impl StateTransition {
         (self.raw, ffi::ibv_qp_attr_mask(self.mask.bits()))
     }
 
+    /// `ibv_modify_qp`.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is live.
+    pub(crate) unsafe fn apply(&self, queue_pair: *mut ffi::ibv_qp) -> Result<()> {
+        let (mut raw, mask) = self.to_raw();
+        // SAFETY: the caller vouches for the queue pair; the mask holds only defined bits, which fit.
+        let returned = unsafe { ffi::ibv_modify_qp(queue_pair, &mut raw, mask.0 as i32) };
+        ffi::status("ibv_modify_qp", returned)
+    }
+
     pub(super) fn attributes(&self) -> QueuePairAttributes {
         QueuePairAttributes::new(self.raw, self.mask)
     }

@@ -152,10 +152,8 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         // SAFETY: the queue pair is live.
         let state = unsafe { (*self.as_raw()).state };
         transition.check(self.kind, state.into())?;
-        let (mut raw, mask) = transition.to_raw();
-        // SAFETY: the queue pair is live; the mask holds only defined bits, which fit.
-        let returned = unsafe { ffi::ibv_modify_qp(self.as_raw(), &mut raw, mask.0 as i32) };
-        ffi::status("ibv_modify_qp", returned)
+        // SAFETY: the queue pair is live.
+        unsafe { transition.apply(self.as_raw()) }
     }
 
     /// Its number.
