@@ -347,7 +347,8 @@ async fn futures_of_srd_and_dc() {
     let (_one, domain, reactor, pool) = device(efa());
     let buffer = |text: &[u8]| pool.take_from(text).unwrap().unwrap();
     let end = || {
-        let settings = ConnectionSettings::new().max_rnr_retries(MaxRnrRetries::UNLIMITED);
+        let settings =
+            ConnectionSettings { max_rnr_retries: MaxRnrRetries::UNLIMITED, ..Default::default() };
         let builder = DatagramsBuilder::new(&domain).srd(SrdOptions::default());
         reactor.datagrams(builder.connection_settings(settings)).unwrap()
     };

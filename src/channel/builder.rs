@@ -72,7 +72,7 @@ macro_rules! setting_methods {
             $(
                 #[doc = concat!("As [`ConnectionSettings::", stringify!($name), "`].")]
                 pub fn $name(mut self, value: $type) -> Self {
-                    self.connection = self.connection.$name(value);
+                    self.connection.$name = value.into();
                     self
                 }
             )+
@@ -151,9 +151,9 @@ impl<'res> ChannelBuilder<'res> {
         connection_settings(settings: ConnectionSettings) => self.connection = settings;
     }
 
-    /// As [`ConnectionSettings::allow_remote_rw`].
+    /// Lets the peer read and write, in addition to [`access`](Self::access).
     pub fn allow_remote_rw(mut self) -> Self {
-        self.connection = self.connection.allow_remote_rw();
+        self.connection.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         self
     }
 

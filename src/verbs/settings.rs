@@ -8,7 +8,8 @@
 //! let timeout = AckTimeout::from_duration(Duration::from_millis(60))?; // rounded up to what devices have
 //! assert_eq!(timeout.duration(), Some(Duration::from_nanos(67_108_864)));
 //! assert!(MaxRnrRetries::new(8).is_err());
-//! let settings = ConnectionSettings::new().ack_timeout(timeout).max_ack_retries(MaxAckRetries::new(3)?);
+//! let max_ack_retries = MaxAckRetries::new(3)?;
+//! let settings = ConnectionSettings { ack_timeout: timeout, max_ack_retries, ..Default::default() };
 //! # Ok::<(), ibverbs::Error>(())
 //! ```
 //!

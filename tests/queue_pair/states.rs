@@ -1,7 +1,7 @@
 //! State changes.
 
 use super::*;
-use ibverbs::queue_pair::{AddressVector, ConnectionSettings};
+use ibverbs::queue_pair::AddressVector;
 use ibverbs::queue_pair::{
     AttributeMask, DataInOrder, RateLimit, StateTransition, WorkRequestOpcode,
 };
@@ -106,13 +106,6 @@ fn the_transitions_of_a_handshake_can_be_made_by_hand() {
     let wrong = builder(&domain, &queue, Rc).pkey_index(0x7000).build().unwrap();
     let error = wrong.transitions(&wrong.endpoint()).unwrap_err();
     assert_eq!((error.kind(), device.calls("modify_qp")), (ErrorKind::InvalidInput, calls));
-}
-
-#[test]
-fn settings_can_be_read() {
-    let settings = ConnectionSettings::new().traffic_class(0x60).max_rd_atomic(3).port(2);
-    assert_eq!((settings.traffic_class, settings.max_rd_atomic, settings.port), (0x60, Some(3), 2));
-    assert_eq!((settings.gid_index, settings.path_mtu), (None, None), "they are chosen later");
 }
 
 #[test]

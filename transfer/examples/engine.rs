@@ -166,7 +166,8 @@ fn run(context: Context<'static>) -> Result {
     registrations.add(&cache)?;
 
     // One end of SRD for all peers.
-    let rnr = ConnectionSettings::new().max_rnr_retries(MaxRnrRetries::UNLIMITED);
+    let rnr =
+        ConnectionSettings { max_rnr_retries: MaxRnrRetries::UNLIMITED, ..Default::default() };
     let srd = || DatagramsBuilder::new(&domain).srd(SrdOptions::default()).connection_settings(rnr);
     let mut event_loop = Loop::new(domain.context_parent(), 256)?;
     let own = is_efa.then(|| event_loop.add_datagrams(srd().max_send_wr(96))).transpose()?;

@@ -127,7 +127,7 @@ macro_rules! connection_setting_methods {
                 where
                     T: $bound,
                 {
-                    self.settings = self.settings.$name(value);
+                    self.settings.$name = value.into();
                     self
                 }
             )+
@@ -201,7 +201,7 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
 
     /// Lets the peer read and write, in addition to [`access`](Self::access).
     pub fn allow_remote_rw(mut self) -> Self {
-        self.settings = self.settings.allow_remote_rw();
+        self.settings.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         self
     }
 

@@ -79,16 +79,15 @@ macro_rules! connection_settings {
 pub(crate) use connection_settings;
 
 macro_rules! settings_struct {
-    (
-        any peer { $($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+ }
-        datagrams { $($(#[$datagram:meta])* [$of:ident] $key:ident: $key_type:ty, $key_stored:ty = $key_default:expr;)+ }
-    ) => {
+    (any peer { $($peer:tt)+ } datagrams { $($datagrams:tt)+ }) => {
+        settings_struct! { $($peer)+ $($datagrams)+ }
+    };
+    ($($(#[$meta:meta])* [$bound:ident] $name:ident: $type:ty, $stored:ty = $default:expr;)+) => {
         /// The settings of a connection, for all builders of [queue
         /// pairs](crate::QueuePairBuilder::connection_settings) and channels, whose method has the same name.
         ///
-        /// Each setting is a field to read and a method that sets it. The method states the default, which works on
-        /// RoCE, InfiniBand and Soft-RoCE; `None` leaves the choice to the queue pair. A transport ignores settings
-        /// that it lacks.
+        /// The defaults work on RoCE, InfiniBand and Soft-RoCE; `None` leaves the choice to the queue pair. A transport
+        /// ignores settings that it lacks.
         ///
         /// ```
         /// use ibverbs::{Rc, queue_pair::ConnectionSettings, settings::MaxRnrRetries};
@@ -99,59 +98,26 @@ macro_rules! settings_struct {
         /// # let context = ibverbs::open("rxe0")?;
         /// # let domain = context.alloc_pd()?;
         /// # let queue = context.create_cq(16)?;
-        /// let settings = ConnectionSettings::new().max_rnr_retries(MaxRnrRetries::UNLIMITED).traffic_class(0x60);
+        /// let max_rnr_retries = MaxRnrRetries::UNLIMITED;
+        /// let settings = ConnectionSettings { max_rnr_retries, traffic_class: 0x60, ..Default::default() };
         /// let queue_pair = domain.create_qp(&queue, &queue, Rc).connection_settings(settings).build()?;
         /// let channel = domain.create_channel().connection_settings(settings).build()?;
         /// # Ok(())
         /// # }
         /// ```
         #[derive(Clone, Copy, Debug)]
-        #[non_exhaustive]
-        #[must_use]
         pub struct ConnectionSettings {
             $($(#[$meta])* pub $name: $stored,)+
-            $($(#[$datagram])* pub $key: $key_stored,)+
         }
 
         impl Default for ConnectionSettings {
             fn default() -> Self {
-                Self { $($name: $default,)+ $($key: $key_default,)+ }
+                Self { $($name: $default,)+ }
             }
-        }
-
-        impl ConnectionSettings {
-            $(
-                $(#[$meta])*
-                pub fn $name(mut self, value: $type) -> Self {
-                    self.$name = value.into();
-                    self
-                }
-            )+
-            $(
-                $(#[$datagram])*
-                pub fn $key(mut self, value: $key_type) -> Self {
-                    self.$key = value.into();
-                    self
-                }
-            )+
         }
     };
 }
-
 connection_settings!(settings_struct);
-
-impl ConnectionSettings {
-    /// The defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Lets the peer read and write, in addition to [`access`](Self::access). The memory must allow it too.
-    pub fn allow_remote_rw(mut self) -> Self {
-        self.access |= AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
-        self
-    }
-}
 
 /// A part of `max_res_rd_atom`, as far as this context knows.
 #[derive(Debug)]
@@ -244,13 +210,6 @@ fn random_psn(num: u32, gids: &EndpointGids) -> PacketSequenceNumber {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rights_of_peers_are_added() {
-        let settings = ConnectionSettings::new().access(AccessFlags::REMOTE_ATOMIC);
-        let all = AccessFlags::REMOTE_ATOMIC | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
-        assert_eq!(settings.allow_remote_rw().access, all);
-    }
 
     /// Among 2000 calls, about 0.1 pairs are equal.
     #[test]
