@@ -20,8 +20,8 @@ pub(crate) mod queue_pair_state;
 pub(crate) mod sync;
 pub(crate) mod trace;
 
-// The rooms above import these names from here, so that they name no file of this room. Functions that say little without their
-// module, such as `trace::verb_failed`, are imported with it.
+// The rooms above import these names from here, so that they name no file of this room. Functions that say little
+// without their module, such as `trace::verb_failed`, are imported with it.
 pub(crate) use c_enum::{c_enum, display_texts, getters, serialized_getters, setters};
 pub(crate) use debug::debug;
 pub(crate) use error::{Detail, Error, ErrorKind, Result, StateError, err_from_call};

@@ -41,7 +41,7 @@ use crate::verbs::queue_pair::QueuePairEndpoint;
 /// |---|---|---|
 /// | [`run`](Self::run), [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read) | one operation, and waits for it | one thing after the other |
 /// | [`scope`](Self::scope), [`manual_scope`](Self::manual_scope) | many, each with a handle to wait for it | several things at a time: pipelines |
-/// | [`post_unpolled`](Self::post_unpolled), [`send_unpolled`](Self::send_unpolled) … | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
+/// | [`post_unpolled`](Self::post_unpolled) | one operation; the rest is up to the caller, and `unsafe` | what does not fit into a scope |
 ///
 /// An operation that owns its buffer, so that nothing is borrowed, is posted on a [`Loop`](crate::Loop), of one channel
 /// if need be, or an [`AsyncChannel`](crate::AsyncChannel).

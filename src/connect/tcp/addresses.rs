@@ -43,7 +43,7 @@ macro_rules! connect_over_methods {
         }
 
         /// [Accepts](crate::PreparedChannel::accept) over a stream that is already connected: see
-        /// [`connect_over`](Self::connect_over), also for who watches the stream.
+        /// [`connect_over`](Self::connect_over), also for a program that watches the stream.
         ///
         /// # Errors
         ///
