@@ -72,10 +72,10 @@ pub use region_buffer::RegionBuffer;
 pub use registration::{PinnedMemory, ReregisterError, ReregisteredState, Reregistration};
 pub use remote_region::RemoteMemoryRegion;
 pub use remote_struct::{Field, RemoteElement, RemoteRegion};
+pub(crate) use scatter_gather::PIECE;
 pub use scatter_gather::{
     Element, GatherElement, LocalMemory, LocalMemoryMut, MAX_SGE_LENGTH, ScatterElement,
 };
-pub(crate) use scatter_gather::PIECE;
 pub use sge_list::ElementList;
 pub use shared_memory::SharedMemory;
 pub use shared_region::{AtomicElement, SharedMemoryRegion};
