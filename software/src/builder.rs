@@ -13,6 +13,22 @@ use crate::settings::Settings;
 /// The most queue pairs, and the most shared receive queues: their numbers have 16 bits of index.
 const MOST_NUMBERS: u32 = 65_000;
 
+#[cfg(not(feature = "efa"))]
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "this method needs feature `efa` of `ibverbs-software`",
+    label = "add `efa` to the features of `ibverbs-software` in Cargo.toml"
+)]
+pub trait FeatureEfa {}
+
+#[cfg(not(feature = "mlx5"))]
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "this method needs feature `mlx5` of `ibverbs-software`",
+    label = "add `mlx5` to the features of `ibverbs-software` in Cargo.toml"
+)]
+pub trait FeatureMlx5 {}
+
 impl Network {
     /// Makes a device on this network, with the next free address of 10.0.0.0/8.
     ///
@@ -264,6 +280,15 @@ impl Builder {
         self
     }
 
+    #[cfg(not(feature = "efa"))]
+    #[doc(hidden)]
+    pub fn efa<'call, C>(self, _: C) -> Self
+    where
+        &'call Self: FeatureEfa,
+    {
+        self
+    }
+
     /// Gives the device the DC (dynamically connected) transport of mlx5, beside the others: it answers the `mlx5dv_*` verbs
     /// that `ibverbs` calls for it. Needs feature `mlx5`.
     ///
@@ -281,6 +306,15 @@ impl Builder {
     #[cfg(feature = "mlx5")]
     pub fn mlx5(mut self) -> Self {
         self.settings.has_dc = true;
+        self
+    }
+
+    #[cfg(not(feature = "mlx5"))]
+    #[doc(hidden)]
+    pub fn mlx5<'call>(self) -> Self
+    where
+        &'call Self: FeatureMlx5,
+    {
         self
     }
 

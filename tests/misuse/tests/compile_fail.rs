@@ -102,10 +102,12 @@ fn misuse_does_not_compile() {
         "[package]\nname = \"cases\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n[dependencies]\n\
          ibverbs-bundled = {{ path = {:?}, default-features = false, features = [\"async\", \"mlx5\", \"rdmacm\"] }}\n\
          ibverbs-rails = {{ path = {:?}, default-features = false }}\n\
+         ibverbs-software = {{ path = {:?} }}\n\
          ibverbs-stream = {{ path = {:?}, default-features = false }}\n\
          zerocopy = {{ version = \"0.8.14\", features = [\"derive\"] }}\n",
         here("../..").canonicalize().unwrap(),
         here("../../rails").canonicalize().unwrap(),
+        here("../../software").canonicalize().unwrap(),
         here("../../stream").canonicalize().unwrap()
     );
     fs::write(folder.join("Cargo.toml"), manifest).unwrap();
