@@ -7,54 +7,6 @@ use super::scatter_gather::{Element, LocalMemory, LocalMemoryMut, private, resol
 use super::slice::MemorySliceMut;
 use crate::base::{Error, Result, ffi};
 
-// SAFETY: what holds for each piece holds for all. None is `Inline`, of which an operation keeps nothing.
-unsafe impl<B: GatherBuffer<List = One, Kept = B>, const N: usize> GatherBuffer for [B; N] {
-    type List = [ffi::ibv_sge; N];
-    type Kept = Self;
-
-    const INLINE: bool = B::INLINE;
-    const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
-
-    #[inline]
-    fn gather(&self) -> Result<Self::List> {
-        each(self.iter().map(B::gather))
-    }
-
-    #[inline]
-    fn is_in_reach(&self) -> bool {
-        self.iter().all(B::is_in_reach)
-    }
-
-    #[inline]
-    fn received(&mut self, bytes: usize) -> usize {
-        self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
-    }
-}
-
-// SAFETY: what holds for each piece holds for all.
-unsafe impl<B: ScatterBuffer<List = One, Kept = B>, const N: usize> ScatterBuffer for [B; N] {
-    const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
-
-    #[inline]
-    fn scatter(&mut self) -> Result<Self::List> {
-        each(self.iter_mut().map(B::scatter))
-    }
-
-    #[inline]
-    fn begin_receive(&mut self) -> Result<Self::List> {
-        each(self.iter_mut().map(B::begin_receive))
-    }
-}
-
-#[inline(always)]
-fn each<const N: usize>(pieces: impl Iterator<Item = Result<One>>) -> Result<[ffi::ibv_sge; N]> {
-    let mut list = [ffi::ibv_sge::default(); N];
-    for (element, piece) in list.iter_mut().zip(pieces) {
-        [*element] = piece?;
-    }
-    Ok(list)
-}
-
 /// A list whose length is known at run time only, as [`List`](GatherBuffer::List) of a program's own buffer of several
 /// pieces. It allocates only when it is longer than most devices support.
 ///
@@ -88,22 +40,6 @@ enum Elements {
 /// Stored without an allocation.
 const FEW: usize = 32;
 
-impl ElementList {
-    fn collect(
-        count: usize,
-        mut elements: impl Iterator<Item = Result<ffi::ibv_sge>>,
-    ) -> Result<Self> {
-        if count > FEW {
-            return Ok(Self(Elements::Many(elements.collect::<Result<_>>()?)));
-        }
-        let mut few = [ffi::ibv_sge::default(); FEW];
-        for (to, from) in few.iter_mut().zip(&mut elements) {
-            *to = from?;
-        }
-        Ok(Self(Elements::Few(few, count)))
-    }
-}
-
 impl AsMut<[ffi::ibv_sge]> for ElementList {
     #[inline]
     fn as_mut(&mut self) -> &mut [ffi::ibv_sge] {
@@ -116,8 +52,17 @@ impl AsMut<[ffi::ibv_sge]> for ElementList {
 
 impl private::List for ElementList {}
 
-fn all(pieces: impl ExactSizeIterator<Item = Result<One>>) -> Result<ElementList> {
-    ElementList::collect(pieces.len(), pieces.map(|piece| Ok(piece?[0])))
+fn all(pieces: impl Iterator<Item = Result<One>>) -> Result<ElementList> {
+    pieces.map(|piece| Ok(piece?[0])).collect()
+}
+
+#[inline(always)]
+fn each<const N: usize>(pieces: impl Iterator<Item = Result<One>>) -> Result<[ffi::ibv_sge; N]> {
+    let mut list = [ffi::ibv_sge::default(); N];
+    for (element, piece) in list.iter_mut().zip(pieces) {
+        [*element] = piece?;
+    }
+    Ok(list)
 }
 
 // SAFETY: what holds for each piece holds for all, while they are borrowed.
@@ -137,45 +82,54 @@ unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for &[B] {
 }
 
 macro_rules! impl_buffer_of_list {
-    ($($list:ty),+) => {$(
-        // SAFETY: what holds for each piece holds for all. A vector has them all while it lives; a slice borrows them
-        // exclusively.
-        unsafe impl<B: GatherBuffer<List = One, Kept = B>> GatherBuffer for $list {
-            type List = ElementList;
+    ($($list:ty: $elements:ty = $collect:ident $([$($number:tt)+])?;)+) => {$(
+        // SAFETY: what holds for each piece holds for all. An array or vector has them all while it lives; a slice borrows
+        // them exclusively. None is `Inline`, of which an operation keeps nothing.
+        unsafe impl<B: GatherBuffer<List = One, Kept = B> $(, $($number)+)?> GatherBuffer for $list {
+            type List = $elements;
             type Kept = Self;
 
             const INLINE: bool = B::INLINE;
             const KEEPS_LENGTH: bool = B::KEEPS_LENGTH;
 
-            fn gather(&self) -> Result<ElementList> {
-                all(self.iter().map(B::gather))
+            #[inline]
+            fn gather(&self) -> Result<Self::List> {
+                $collect(self.iter().map(B::gather))
             }
 
+            #[inline]
             fn is_in_reach(&self) -> bool {
                 self.iter().all(B::is_in_reach)
             }
 
+            #[inline]
             fn received(&mut self, bytes: usize) -> usize {
                 self.iter_mut().fold(bytes, |rest, piece| piece.received(rest))
             }
         }
 
         // SAFETY: as above.
-        unsafe impl<B: ScatterBuffer<List = One, Kept = B>> ScatterBuffer for $list {
+        unsafe impl<B: ScatterBuffer<List = One, Kept = B> $(, $($number)+)?> ScatterBuffer for $list {
             const PEERS_MAY_WRITE: bool = B::PEERS_MAY_WRITE;
 
-            fn scatter(&mut self) -> Result<ElementList> {
-                all(self.iter_mut().map(B::scatter))
+            #[inline]
+            fn scatter(&mut self) -> Result<Self::List> {
+                $collect(self.iter_mut().map(B::scatter))
             }
 
-            fn begin_receive(&mut self) -> Result<ElementList> {
-                all(self.iter_mut().map(B::begin_receive))
+            #[inline]
+            fn begin_receive(&mut self) -> Result<Self::List> {
+                $collect(self.iter_mut().map(B::begin_receive))
             }
         }
     )+};
 }
 
-impl_buffer_of_list!(Vec<B>, &mut [B]);
+impl_buffer_of_list! {
+    [B; N]: [ffi::ibv_sge; N] = each [const N: usize];
+    Vec<B>: ElementList = all;
+    &mut [B]: ElementList = all;
+}
 
 // SAFETY: what holds for each piece holds for all.
 unsafe impl<B: BorrowedBuffer, const N: usize> BorrowedBuffer for [B; N] {}
