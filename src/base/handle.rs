@@ -77,7 +77,6 @@ impl<T: Object> Handle<T> {
         self.imported = false;
     }
 
-    #[inline]
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.object.as_ptr()
     }

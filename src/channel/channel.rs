@@ -126,7 +126,6 @@ impl<'res> Channel<'res> {
         self.core().try_stop()
     }
 
-    #[inline]
     pub(crate) fn core(&self) -> &Core {
         &self.link.core
     }

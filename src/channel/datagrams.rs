@@ -250,7 +250,6 @@ impl Hasher for PathHasher {
         self.write_u64((words >> 64) as u64);
     }
 
-    #[inline]
     fn finish(&self) -> u64 {
         self.0
     }

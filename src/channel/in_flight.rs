@@ -155,12 +155,10 @@ impl InFlight {
         unsafe { self.slots.add(index) }
     }
 
-    #[inline]
     pub(super) fn any_in_use(&self) -> bool {
         self.in_scope.get() | self.others.get() != 0
     }
 
-    #[inline]
     pub(super) fn any_in_scope(&self) -> bool {
         self.in_scope.get() != 0
     }

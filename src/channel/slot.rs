@@ -104,7 +104,6 @@ impl Slot {
         unsafe { (&raw const self.number).cast::<u64>().read() }
     }
 
-    #[inline]
     pub(super) fn generation(&self) -> u32 {
         self.number.generation.get()
     }
@@ -124,7 +123,6 @@ impl Slot {
         self.renumber();
     }
 
-    #[inline]
     pub(super) fn state(&self) -> State {
         self.state.get()
     }

@@ -63,12 +63,10 @@ impl Polled {
         Self { entries, next: Cell::new(entries), end: Cell::new(entries) }
     }
 
-    #[inline]
     pub(crate) fn entries(&self) -> *mut ffi::ibv_wc {
         self.entries.as_ptr()
     }
 
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.next.get() == self.end.get()
     }
@@ -79,7 +77,6 @@ impl Polled {
         unsafe { self.end.get().offset_from_unsigned(self.next.get()) }
     }
 
-    #[inline]
     pub(crate) fn head(&self) -> *const ffi::ibv_wc {
         self.next.get().as_ptr()
     }

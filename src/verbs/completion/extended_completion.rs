@@ -22,7 +22,6 @@ impl ExtendedCompletion<'_> {
     ///
     /// While the value is used, the queue's poll is open at a completion, and the provider has the functions for
     /// `fields`.
-    #[inline]
     pub(super) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
         Self { raw, fields, lent: PhantomData }
     }

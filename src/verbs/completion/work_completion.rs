@@ -14,19 +14,16 @@ pub struct WorkCompletion(ffi::ibv_wc);
 
 impl WorkCompletion {
     /// The number that the request was posted under.
-    #[inline]
     pub fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
 
     /// Whether the request was carried out.
-    #[inline]
     pub fn is_success(&self) -> bool {
         self.0.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
     }
 
     /// The number of the local queue pair.
-    #[inline]
     pub fn queue_pair_number(&self) -> u32 {
         self.0.qp_num
     }
@@ -91,7 +88,6 @@ enum Success {
 }
 
 impl WorkSuccess {
-    #[inline]
     pub(crate) fn from_raw(raw: ffi::ibv_wc) -> Self {
         Self { raw, _tag: Success::Success }
     }
@@ -115,7 +111,6 @@ impl WorkSuccess {
     /// peers may write, check the opcode before you use it as a length within the buffer: in a
     /// [`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate) it is the length of the write, which went
     /// elsewhere and may be longer than the receive's memory.
-    #[inline]
     pub fn byte_len(&self) -> u32 {
         self.raw.byte_len
     }
@@ -140,7 +135,6 @@ impl WorkSuccess {
     }
 
     /// The number of the peer's queue pair; for UD receives only.
-    #[inline]
     pub fn source_queue_pair(&self) -> u32 {
         self.raw.src_qp
     }
@@ -176,7 +170,6 @@ impl WorkSuccess {
         as_raw: &ffi::ibv_wc => &self.raw;
     }
 
-    #[inline]
     fn flag(&self, flag: ffi::ibv_wc_flags) -> bool {
         self.raw.wc_flags & flag.0 != 0
     }

@@ -371,7 +371,6 @@ unsafe impl GatherBuffer for DeviceMemoryRegion<'_> {
         self.sge(..).map(Whole)
     }
 
-    #[inline]
     fn is_in_reach(&self) -> bool {
         false
     }

@@ -187,14 +187,12 @@ impl<T: Element> TryFrom<RemoteMemoryRegion> for RemoteElement<T> {
 macro_rules! plain_data {
     ($($name:ident $field:ident),+) => {$(
         impl<T> From<$name<T>> for RemoteMemoryRegion {
-            #[inline]
             fn from(typed: $name<T>) -> Self {
                 typed.region
             }
         }
 
         impl<T> Clone for $name<T> {
-            #[inline]
             fn clone(&self) -> Self {
                 *self
             }

@@ -244,14 +244,12 @@ macro_rules! element_methods {
             }
 
             /// The C struct.
-            #[inline]
             pub fn as_raw(&self) -> &ffi::ibv_sge {
                 &self.0
             }
 
             /// Its length in bytes.
             #[expect(clippy::len_without_is_empty, reason = "an element is a length, not a collection")]
-            #[inline]
             pub fn len(&self) -> u32 {
                 self.0.length
             }

@@ -89,13 +89,11 @@ impl<'buf, T: Element> SharedMemorySlice<'buf, T> {
     }
 
     /// The number of elements.
-    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether it has no elements.
-    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -33,7 +33,6 @@ unsafe impl<T: Send> Send for MemorySliceMut<'_, T> {}
 unsafe impl<T: Sync> Sync for MemorySliceMut<'_, T> {}
 
 impl<'buf, T: Element> MemorySlice<'buf, T> {
-    #[inline]
     pub(super) fn new(data: &'buf [T], lkey: u32) -> Self {
         Self { data, lkey }
     }
@@ -85,7 +84,6 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     /// # Safety
     ///
     /// For `'buf` the elements are valid, and nothing else in this program accesses them.
-    #[inline]
     pub(super) unsafe fn from_raw(data: NonNull<[T]>, lkey: u32) -> Self {
         Self { data, lkey, borrow: PhantomData }
     }
@@ -118,7 +116,6 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
     }
 
     /// Borrows the part to read only.
-    #[inline]
     pub fn as_slice(&self) -> MemorySlice<'_, T> {
         MemorySlice { data: self, lkey: self.lkey }
     }
@@ -220,7 +217,6 @@ impl<T: Element> LocalMemoryMut for MemorySliceMut<'_, T> {}
 impl<T> Deref for MemorySlice<'_, T> {
     type Target = [T];
 
-    #[inline]
     fn deref(&self) -> &[T] {
         self.data
     }

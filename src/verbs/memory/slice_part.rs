@@ -45,7 +45,6 @@ impl<'buf, T: Element> MemorySliceMut<'buf, T> {
 
 impl<'buf, T> MemorySlicePart<'buf, T> {
     /// The whole slice that this is a part of.
-    #[inline]
     pub fn into_whole(self) -> MemorySliceMut<'buf, T> {
         self.whole
     }

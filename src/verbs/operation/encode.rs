@@ -174,7 +174,6 @@ impl Collector {
         })
     }
 
-    #[inline]
     pub(super) fn available(&self) -> u64 {
         self.available
     }

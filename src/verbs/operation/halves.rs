@@ -39,13 +39,11 @@ macro_rules! half_type {
             }
 
             /// The whole queue pair, for queries.
-            #[inline]
             pub fn queue_pair(&self) -> &QueuePair<'res, T> {
                 self.queue_pair
             }
 
             /// The C object.
-            #[inline]
             pub fn as_raw(&self) -> *mut ffi::ibv_qp {
                 self.raw
             }

@@ -107,7 +107,6 @@ impl<'list, R: RawRequest, T> WorkRequestList<'list, R, T> {
 
     /// The number of requests that it posts.
     #[expect(clippy::len_without_is_empty, reason = "a list is never empty")]
-    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }

@@ -76,7 +76,6 @@ impl<T: Transport> QueuePair<'_, T> {
     send_methods!();
     receive_methods!();
 
-    #[inline]
     pub(super) fn queue_pair(&self) -> &Self {
         self
     }

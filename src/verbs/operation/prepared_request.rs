@@ -53,7 +53,6 @@ macro_rules! raw_request {
         impl RawRequest for ffi::$raw {
             const VERB: &'static str = stringify!($verb);
 
-            #[inline]
             fn set_next(&mut self, next: *mut Self) {
                 self.next = next;
             }
@@ -63,7 +62,6 @@ macro_rules! raw_request {
                 self.next.is_null()
             }
 
-            #[inline]
             fn set_wr_id(&mut self, wr_id: u64) {
                 self.wr_id = wr_id;
             }

@@ -209,7 +209,6 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         QueuePair { object: self.object, transport: PhantomData }
     }
 
-    #[inline]
     pub(crate) fn message_limits(&self) -> &MessageLimits {
         &self.object.properties.messages
     }
@@ -270,23 +269,19 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     }
 
     /// The C object, valid while the queue pair is.
-    #[inline]
     pub fn as_raw(&self) -> *mut ffi::ibv_qp {
         self.object.raw.as_ptr()
     }
 
     /// The C object of the extended posting interface, if it was built with that.
-    #[inline]
     pub fn as_raw_extended(&self) -> Option<NonNull<ffi::ibv_qp_ex>> {
         self.object.extended
     }
 
-    #[inline]
     pub(crate) fn has_peer(&self) -> bool {
         self.object.properties.has_peer
     }
 
-    #[inline]
     pub(crate) fn extended_functions(&self) -> u64 {
         self.object.properties.functions
     }

@@ -85,7 +85,6 @@ pub trait Addressed: Backing<Item: Element> {
 /// Memory that requests name by its address in this program.
 pub trait InMemory: Addressed {
     /// Whether this program can read it.
-    #[inline]
     fn is_in_reach(&self) -> bool {
         true
     }
@@ -270,7 +269,6 @@ impl<'pd, M: Backing> Region<'pd, M> {
 impl<M: Addressed> Region<'_, M> {
     /// The number of elements; of bytes, if its elements have no type.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
-    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
