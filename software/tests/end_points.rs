@@ -199,6 +199,8 @@ fn an_srd_end_outlives_its_failures() {
         };
         assert_eq!(status(ended), expected, "{}", ended.token);
     }
+    let lost = ours.iter().find(|ended| ended.token < 100).unwrap().result().unwrap_err();
+    assert!(lost.to_string().contains("the peer does not answer"), "{lost}");
     assert!(theirs.iter().all(|ended| ended.result().is_ok()));
     // The receive of before the failures is there, and serves the answer.
     let back = sides[0].event_loop.endpoint(one).unwrap();

@@ -368,6 +368,9 @@ impl WorkError {
                 "the peer is gone, was never connected, its queue pair has failed (then its own error says why: both \
                  sides must post receives before they send), or the endpoint or path is wrong"
             }
+            WorkStatus::ResponseTimeout => {
+                "the peer does not answer: it is gone, or the endpoint or path is wrong"
+            }
             WorkStatus::RnrRetryExceeded => "the peer posts receives too late, or none at all",
             WorkStatus::MemoryWindowBind => {
                 "the region does not allow windows, or not the access that was asked for"
