@@ -37,6 +37,14 @@ int64_t c_tuned_w23(struct handles *one, struct handles *two, uint64_t operation
 /* This many threads post, and this one polls. The queue pair's sends are not more than there is room for at a time. */
 int64_t c_senders(struct handles *h, uint32_t threads, uint64_t operations);
 
+/* Sends on many queue pairs in turn, W27. It keeps none of the arguments but the objects. NULL: it failed. */
+struct many;
+struct many *many_open(const struct handles *h, struct ibv_qp *const *qps, uint32_t count);
+void many_close(struct many *many);
+/* Does this many sends, one after the other. Returns the sum of their numbers, or -1. */
+int64_t c_tuned_many(struct many *many, uint64_t operations);
+int64_t c_locked_many(struct many *many, uint64_t operations);
+
 /* The event server, W14. It keeps none of the arguments but the objects. NULL: it failed. */
 struct server;
 struct function_device;

@@ -1,9 +1,11 @@
 /*
- * Threads that post on one queue pair, behind a spin lock of the queue pair, while one polls: in C.
+ * Threads that post on one queue pair, behind a spin lock of the queue pair, while one polls; and sends on many queue pairs, in
+ * turn: in C.
  */
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include "contenders.h"
 
 enum { LENGTH = 64, BATCH = 16, MOST = 64 };
@@ -55,6 +57,17 @@ static inline bool post(struct posting *p, uint64_t wr_id)
 	return !failed;
 }
 
+/* Whether the next send that has ended was carried out. */
+static inline bool wait_for_one(struct ibv_cq *cq, struct ibv_wc *wc)
+{
+	int found;
+
+	do
+		found = ibv_poll_cq(cq, 1, wc);
+	while (!found);
+	return !unlikely(found < 0) && !unlikely(wc->status != IBV_WC_SUCCESS);
+}
+
 int64_t c_tuned_w26(struct handles *h, uint64_t operations)
 {
 	struct posting p;
@@ -63,16 +76,79 @@ int64_t c_tuned_w26(struct handles *h, uint64_t operations)
 	prepare(&p, h);
 	for (uint64_t i = 0; i < operations; i++) {
 		struct ibv_wc wc;
-		int found;
 
 		if (unlikely(!post(&p, i)))
 			return -1;
-		do
-			found = ibv_poll_cq(h->cq, 1, &wc);
-		while (!found);
-		if (unlikely(found < 0) || unlikely(wc.status != IBV_WC_SUCCESS))
+		if (unlikely(!wait_for_one(h->cq, &wc)))
 			return -1;
 		sum += wc.wr_id;
+	}
+	return sum;
+}
+
+struct many {
+	struct ibv_cq *cq;
+	uint32_t count;
+	/* By queue pair: what a sender needs, with its own lock. */
+	struct posting postings[];
+};
+
+struct many *many_open(const struct handles *h, struct ibv_qp *const *qps, uint32_t count)
+{
+	struct many *many = aligned_alloc(64, (sizeof(*many) + count * sizeof(many->postings[0]) + 63) & ~(size_t)63);
+
+	if (!many)
+		return NULL;
+	many->cq = h->cq;
+	many->count = count;
+	for (uint32_t i = 0; i < count; i++) {
+		prepare(&many->postings[i], h);
+		many->postings[i].qp = qps[i];
+	}
+	for (uint32_t i = 0; i < count; i++)
+		many->postings[i].wr.sg_list = &many->postings[i].sge;
+	return many;
+}
+
+void many_close(struct many *many)
+{
+	free(many);
+}
+
+/* All share one request, of which only the number changes. */
+int64_t c_tuned_many(struct many *many, uint64_t operations)
+{
+	struct posting *p = &many->postings[0];
+	struct ibv_send_wr *bad;
+	int64_t sum = 0;
+
+	for (uint64_t i = 0, at = 0; i < operations; i++) {
+		struct ibv_wc wc;
+
+		p->wr.wr_id = i;
+		if (unlikely(ibv_post_send(many->postings[at].qp, &p->wr, &bad)))
+			return -1;
+		if (unlikely(!wait_for_one(many->cq, &wc)))
+			return -1;
+		sum += wc.wr_id;
+		at = at + 1 == many->count ? 0 : at + 1;
+	}
+	return sum;
+}
+
+int64_t c_locked_many(struct many *many, uint64_t operations)
+{
+	int64_t sum = 0;
+
+	for (uint64_t i = 0, at = 0; i < operations; i++) {
+		struct ibv_wc wc;
+
+		if (unlikely(!post(&many->postings[at], i)))
+			return -1;
+		if (unlikely(!wait_for_one(many->cq, &wc)))
+			return -1;
+		sum += wc.wr_id;
+		at = at + 1 == many->count ? 0 : at + 1;
 	}
 	return sum;
 }

@@ -44,6 +44,24 @@ impl Handles {
         }
     }
 
+    /// A completion queue, and memory; valid as long as they are.
+    pub(crate) fn of_queue(
+        queue: *mut ffi::ibv_cq,
+        region: &mut MemoryRegion<'static, u8>,
+    ) -> Self {
+        Self {
+            qp: null_mut(),
+            qp_ex: null_mut(),
+            cq: queue,
+            channel: null_mut(),
+            address: region.as_mut_ptr() as u64,
+            remote_address: 0,
+            lkey: region.lkey(),
+            rkey: 0,
+            epoll: -1,
+        }
+    }
+
     /// The memory alone; valid as long as it is.
     pub(crate) fn of_memory(
         region: &mut MemoryRegion<'static, u8>,
@@ -115,6 +133,24 @@ unsafe extern "C" {
     ) -> *mut Rpc;
     pub(crate) fn rpc_close(rpc: *mut Rpc);
     pub(crate) fn c_tuned_rpc(rpc: *mut Rpc, operations: u64) -> i64;
+}
+
+/// `struct many` of `senders.c`.
+#[repr(C)]
+pub(crate) struct Many {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    /// It uses the queue pairs and the completion queue. Null: it failed.
+    pub(crate) fn many_open(
+        handles: *const Handles,
+        queue_pairs: *const *mut ffi::ibv_qp,
+        count: u32,
+    ) -> *mut Many;
+    pub(crate) fn many_close(many: *mut Many);
+    pub(crate) fn c_tuned_many(many: *mut Many, operations: u64) -> i64;
+    pub(crate) fn c_locked_many(many: *mut Many, operations: u64) -> i64;
 }
 
 /// `struct rails` of `rails.c`.

@@ -13,13 +13,13 @@ use crate::senders::SenderRig;
 use crate::server::CRig;
 use crate::server_loop::LoopRig;
 use crate::{
-    c, channel, events, loops, memory, prepared, rails, reactor, rpc, senders, server,
+    c, channel, events, loops, many, memory, prepared, rails, reactor, rpc, senders, server,
     server_futures, server_loop, verbs,
 };
 
 /// One way to do one workload.
 pub(crate) struct Contender {
-    /// `W1` to `W26`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
+    /// `W1` to `W27`, `W5x` for the extended interface; `W14-10` is with ten connections, `W16s` with small parts.
     pub(crate) workload: &'static str,
     pub(crate) layer: &'static str,
     pub(crate) sum: Sum,
@@ -173,6 +173,38 @@ macro_rules! rpc {
     };
 }
 
+/// W27: sends on this number of channels, in turn.
+macro_rules! many {
+    ($workload:literal, $channels:literal) => {
+        [
+            in_c_many!($workload, "C tuned", $channels, c_tuned_many),
+            in_c_many!($workload, "C, a lock each", $channels, c_locked_many),
+            ours!($workload, "loop", Sum::Bytes, many::LoopRig::new($channels), many::on_loop),
+            ours!(
+                $workload,
+                "loop, a sender each",
+                Sum::Bytes,
+                many::SendersRig::new($channels),
+                many::by_senders
+            ),
+        ]
+    };
+}
+
+macro_rules! in_c_many {
+    ($workload:literal, $layer:literal, $channels:literal, $function:ident) => {
+        Contender {
+            workload: $workload,
+            layer: $layer,
+            sum: Sum::Numbers(1),
+            make: || {
+                let mut rig = many::CRig::new($channels);
+                Box::new(move |operations| rig.run(c::$function, operations))
+            },
+        }
+    };
+}
+
 /// Writes of parts of this length over several devices.
 macro_rules! rails {
     ($workload:literal, $len:expr) => {
@@ -319,6 +351,9 @@ pub(crate) fn contenders(with_large: bool) -> Vec<Contender> {
         in_c!("W26", "C tuned", 1, Rig::new(), c_tuned_w26),
         ours!("W26", "loop, sender", Bytes, SenderRig::new(), senders::sends),
     ];
+    contenders.extend(many!("W27-10", 10));
+    contenders.extend(many!("W27-1000", 1000));
+    contenders.extend(many!("W27-10000", 10_000));
     contenders.extend(pool!("W21-64", 64));
     contenders.extend(pool!("W21-1000", 1000));
     contenders.extend(pool!("W21-100000", 100_000));

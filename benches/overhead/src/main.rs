@@ -19,6 +19,7 @@ mod contended;
 mod contenders;
 mod events;
 mod loops;
+mod many;
 mod memory;
 mod prepared;
 mod rails;

@@ -17,6 +17,7 @@ mod channel;
 mod contenders;
 mod events;
 mod loops;
+mod many;
 mod memory;
 mod prepared;
 mod rails;

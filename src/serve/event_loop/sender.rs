@@ -58,6 +58,7 @@ impl<B> LoopSender<'_, B> {
     /// Without the buffer, if the device may have the request: all operations of the channel, including this one, end with
     /// errors.
     #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
     pub fn post<R>(&self, request: R, token: u64) -> Result<(), OperationError<B>>
     where
         R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,

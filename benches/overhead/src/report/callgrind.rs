@@ -5,15 +5,25 @@ use std::collections::{HashMap, HashSet};
 /// The cost of one section.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
-    /// All instructions.
+    /// All that occurred.
     pub(crate) total: u64,
-    /// Instructions in the device, including all functions that it calls.
+    /// What occurred in the device, including all functions that it calls.
     pub(crate) device: u64,
 }
 
-/// Adds up a dump. The device's functions are those whose source is in the folder `device_folder`.
-pub(crate) fn parse(dump: &str, device_folder: &str) -> Result<Cost, String> {
-    let mut parser = Parser::default();
+/// Instructions.
+pub(crate) const INSTRUCTIONS: &[&str] = &["Ir"];
+/// Reads and writes of data that were in no cache of the first level, or of the last.
+pub(crate) const MISSES: [&[&str]; 2] = [&["D1mr", "D1mw"], &["DLmr", "DLmw"]];
+
+/// Adds up these events of a dump. The device's functions are those whose source is in the folder `device_folder`.
+pub(crate) fn parse(dump: &str, device_folder: &str, events: &[&str]) -> Result<Cost, String> {
+    let names = dump.lines().find_map(|line| line.strip_prefix("events: "));
+    let names: Vec<_> = names.ok_or("no events")?.split_ascii_whitespace().collect();
+    let place = |event: &&str| names.iter().position(|name| name == event);
+    let columns = events.iter().map(place).collect::<Option<_>>();
+    let columns = columns.ok_or_else(|| format!("{events:?} are not among {names:?}"))?;
+    let mut parser = Parser { columns, ..Parser::default() };
     for (number, line) in dump.lines().enumerate() {
         parser.line(line, device_folder).ok_or_else(|| format!("line {}: {line}", number + 1))?;
     }
@@ -29,6 +39,8 @@ pub(crate) fn parse(dump: &str, device_folder: &str) -> Result<Cost, String> {
 /// Functions by the number that the dump gives them.
 #[derive(Default)]
 struct Parser {
+    /// Of the events, behind the line number.
+    columns: Vec<usize>,
     files: HashMap<u64, String>,
     /// The file of the next function.
     file: u64,
@@ -58,11 +70,13 @@ impl Parser {
                 _ => {}
             }
         } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
-            // A line number, and the instructions (none where the event did not occur).
-            let cost = match line.split_ascii_whitespace().nth(1) {
-                Some(cost) => cost.parse::<u64>().ok()?,
-                None => 0,
-            };
+            // A line number, and how often each event occurred. What is missing at the end did not occur.
+            let mut cost = 0;
+            for &column in &self.columns {
+                if let Some(count) = line.split_ascii_whitespace().nth(column + 1) {
+                    cost += count.parse::<u64>().ok()?;
+                }
+            }
             if self.in_call {
                 *self.calls.entry((self.function, self.callee)).or_default() += cost;
                 self.in_call = false;
@@ -121,8 +135,31 @@ fn=(4)
 1 50
 totals: 84
 ";
-        assert_eq!(parse(dump, "tests/function_device/"), Ok(Cost { total: 84, device: 60 }));
-        assert!(parse("fn=(1) without a file\n", "device").is_err());
-        assert!(parse("fl=(1) a\nfn=(1) b\n1 many\n", "device").is_err());
+        let count = |dump, events| parse(dump, "tests/function_device/", events);
+        assert_eq!(count(dump, INSTRUCTIONS), Ok(Cost { total: 84, device: 60 }));
+        assert!(count(dump, MISSES[0]).is_err());
+        assert!(count("events: Ir\nfn=(1) without a file\n", INSTRUCTIONS).is_err());
+        assert!(count("events: Ir\nfl=(1) a\nfn=(1) b\n1 many\n", INSTRUCTIONS).is_err());
+    }
+
+    #[test]
+    fn events_are_found_by_their_names() {
+        let dump = "\
+events: Ir D1mr D1mw DLmr DLmw
+fl=(1) /tests/function_device/lean.c
+fn=(1) post_send
+10 7 2 1
+fl=(2) main.rs
+fn=(2) w1
+5 20 3 0 0 4
+cfi=(1)
+cfn=(1)
+calls=1 10
+* 7 2 1
+";
+        let count = |events| parse(dump, "tests/function_device/", events);
+        assert_eq!(count(INSTRUCTIONS), Ok(Cost { total: 27, device: 7 }));
+        assert_eq!(count(MISSES[0]), Ok(Cost { total: 6, device: 3 }));
+        assert_eq!(count(MISSES[1]), Ok(Cost { total: 4, device: 0 }));
     }
 }

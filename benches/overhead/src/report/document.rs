@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use crate::expected::{self, Row};
 use crate::points::{self, Point};
-use crate::{REFERENCE, chart};
+use crate::{REFERENCE, channels, chart};
 
 /// The files of the numbers, and the page. Charts go to the folder of the measurements.
 pub(crate) struct Sources {
     /// Instructions per operation.
     pub(crate) expected: PathBuf,
-    /// The results of `growth`. Those of the servers are in `servers.tsv` beside it, and those of `script/compare streams` in
-    /// `compare.tsv`.
+    /// The results of `growth`. Beside it are those of the servers in `servers.tsv`, of many channels in `channels.tsv`, and of
+    /// `script/compare streams` in `compare.tsv`.
     pub(crate) growth: PathBuf,
     pub(crate) page: PathBuf,
 }
@@ -52,6 +52,7 @@ fn make(sources: &Sources) -> Result<Vec<(PathBuf, String)>, String> {
     for (name, table) in [
         ("glance", glance(&rows)),
         ("instructions", instructions(&rows)),
+        ("channels", channels::table(&read(&sources.growth.with_file_name("channels.tsv"))?)),
         ("machines", machines(&text)),
         ("connections", connections(&points)),
     ] {

@@ -3,18 +3,21 @@
 //! `report PROFILE=BINARY .. [--write FILE | --check FILE | WORKLOAD ..]` runs each binary under callgrind, prints a
 //! table for each, and writes it down, or compares it with what was written down. It runs these workloads only.
 //!
+//! `report channels BINARY [--write FILE | --check FILE]` counts instructions and misses of caches of those with many channels.
+//!
 //! `report --page EXPECTED GROWTH PAGE` writes the tables of the page and the charts that it shows, from
 //! what was written down and from what `growth` has measured; `report --check-page ..` fails if they are
 //! not that.
 
 mod callgrind;
+mod channels;
 mod chart;
 mod document;
 mod expected;
 mod measure;
 mod points;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use document::Sources;
@@ -48,6 +51,9 @@ fn run() -> Result<(), String> {
             _ => Err(format!("what is {what}?")),
         };
     }
+    if arguments.next_if_eq("channels").is_some() {
+        return count_misses(&arguments.collect::<Vec<_>>());
+    }
     let (mut binaries, mut only, mut write, mut check) = (Vec::new(), Vec::new(), None, None);
     while let Some(argument) = arguments.next() {
         let mut file = || arguments.next().ok_or_else(|| format!("{argument} needs a file"));
@@ -64,7 +70,7 @@ fn run() -> Result<(), String> {
     let mut rows = Vec::new();
     for (profile, binary) in &binaries {
         let folder = binary.with_extension("callgrind");
-        let measured = measure::measure(binary, &folder, &only)?;
+        let measured = measure::measure(binary, &folder, &only, false)?;
         rows.extend(compare(profile, &measured)?);
     }
     for (profile, _) in &binaries {
@@ -78,6 +84,21 @@ fn run() -> Result<(), String> {
         expected::check(&file, &rows)?;
     }
     Ok(())
+}
+
+fn count_misses(arguments: &[String]) -> Result<(), String> {
+    let [binary, rest @ ..] = arguments else { return Err("channels BINARY".to_owned()) };
+    let binary = Path::new(binary);
+    let folder = binary.with_extension("cachegrind");
+    let measured = measure::measure(binary, &folder, &channels::contenders(), true)?;
+    let lines: Vec<_> = measured.iter().map(channels::Line::of).collect();
+    print!("{}", channels::text(&lines));
+    match rest {
+        [] => Ok(()),
+        [write, file] if write == "--write" => channels::write(Path::new(file), &lines),
+        [check, file] if check == "--check" => channels::check(Path::new(file), &lines),
+        _ => Err(format!("what is {rest:?}?")),
+    }
 }
 
 /// Divides each measurement by that of the reference of the same workload.
