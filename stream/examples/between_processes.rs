@@ -23,7 +23,7 @@ const TRIPS: u32 = 4000;
 const LARGE: usize = 64;
 const SMALL: usize = 50_000;
 
-const ROWS: [&str; 7] = [
+const ROWS: [&str; 9] = [
     "64 B there and back, threads",
     "64 B there and back, tasks",
     "1 MiB writes, threads",
@@ -31,13 +31,20 @@ const ROWS: [&str; 7] = [
     "4 KiB writes, threads",
     "64 B writes, tasks",
     "64 B writes, threads",
+    "1 MiB filled and written without a copy, tasks",
+    "1 MiB filled and written without a copy, threads",
 ];
+
+/// Rows that fill what they write: over TCP in the program's memory, over RDMA in the hub's.
+fn fills(row: usize) -> bool {
+    row >= 7
+}
 
 /// Returns a row's work: how many times, and how much is written each time; there and back, or one way.
 fn work(row: usize) -> (u32, usize, bool) {
     match row {
         0 | 1 => (TRIPS, 64, true),
-        2 | 3 => (LARGE as u32, 1 << 20, false),
+        2 | 3 | 7 | 8 => (LARGE as u32, 1 << 20, false),
         4 => (SMALL as u32 / 4, 4096, false),
         _ => (SMALL as u32, 64, false),
     }
@@ -63,7 +70,10 @@ impl Clocks {
 fn asks(mut stream: impl Read + Write, row: usize) -> Result<[f64; 2]> {
     let (count, size, and_back) = work(row);
     let (mut bytes, start) = (vec![7; size], Clocks::now());
-    for _ in 0..count {
+    for round in 0..count {
+        if fills(row) {
+            bytes.fill(round as u8);
+        }
         stream.write_all(&bytes)?;
         if and_back {
             stream.read_exact(&mut bytes)?;
@@ -74,6 +84,65 @@ fn asks(mut stream: impl Read + Write, row: usize) -> Result<[f64; 2]> {
         stream.read_exact(&mut [0])?;
     }
     Ok(start.since(count))
+}
+
+fn asks_in_buffers(mut stream: Stream, row: usize) -> Result<[f64; 2]> {
+    let (count, size, _) = work(row);
+    let start = Clocks::now();
+    for round in 0..count {
+        let mut left = size;
+        while left > 0 {
+            let mut buffer = stream.send_buffer()?;
+            buffer.set_len(left.min(buffer.capacity()))?;
+            buffer.fill(round as u8);
+            left -= buffer.len();
+            stream.write_owned(buffer)?;
+        }
+    }
+    stream.read_exact(&mut [0])?;
+    Ok(start.since(count))
+}
+
+fn answers_in_buffers(mut stream: Stream, row: usize) -> Result<()> {
+    let (count, size, _) = work(row);
+    let mut left = size * count as usize;
+    while left > 0 {
+        left -= stream.read_owned()?.ok_or("it ends")?.len();
+    }
+    Ok(stream.write_all(&[1])?)
+}
+
+async fn asks_in_buffers_as_task(
+    mut stream: ibverbs_stream::tokio::Stream,
+    row: usize,
+) -> Result<[f64; 2]> {
+    let (count, size, _) = work(row);
+    let start = Clocks::now();
+    for round in 0..count {
+        let mut left = size;
+        while left > 0 {
+            let mut buffer = stream.send_buffer()?;
+            buffer.set_len(left.min(buffer.capacity()))?;
+            buffer.fill(round as u8);
+            left -= buffer.len();
+            stream.write_owned(buffer).await?;
+        }
+    }
+    stream.read_exact(&mut [0]).await?;
+    Ok(start.since(count))
+}
+
+async fn answers_in_buffers_as_task(
+    mut stream: ibverbs_stream::tokio::Stream,
+    row: usize,
+) -> Result<()> {
+    let (count, size, _) = work(row);
+    let mut left = size * count as usize;
+    while left > 0 {
+        left -= stream.read_owned().await?.ok_or("it ends")?.len();
+    }
+    stream.write_all(&[1]).await?;
+    Ok(stream.flush().await?)
 }
 
 fn answers(mut stream: impl Read + Write, row: usize) -> Result<()> {
@@ -100,7 +169,10 @@ async fn asks_as_task(
 ) -> Result<[f64; 2]> {
     let (count, size, and_back) = work(row);
     let (mut bytes, start) = (vec![7; size], Clocks::now());
-    for _ in 0..count {
+    for round in 0..count {
+        if fills(row) {
+            bytes.fill(round as u8);
+        }
         stream.write_all(&bytes).await?;
         if and_back {
             stream.read_exact(&mut bytes).await?;
@@ -155,7 +227,12 @@ fn child() -> Result<()> {
             if over_rdma {
                 let listener = Listener::bind(&hub, "127.0.0.1:0")?;
                 println!("{}", listener.local_addr()?);
-                answers(listener.accept()?.0, row)?;
+                let stream = listener.accept()?.0;
+                if fills(row) {
+                    answers_in_buffers(stream, row)?;
+                } else {
+                    answers(stream, row)?;
+                }
             } else {
                 let listener = TcpListener::bind("127.0.0.1:0")?;
                 println!("{}", listener.local_addr()?);
@@ -169,7 +246,12 @@ fn child() -> Result<()> {
                     let listener =
                         ibverbs_stream::tokio::Listener::bind(&hub, "127.0.0.1:0").await?;
                     println!("{}", listener.local_addr()?);
-                    answers_as_task(listener.accept().await?.0, row).await
+                    let stream = listener.accept().await?.0;
+                    if fills(row) {
+                        answers_in_buffers_as_task(stream, row).await
+                    } else {
+                        answers_as_task(stream, row).await
+                    }
                 } else {
                     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
                     println!("{}", listener.local_addr()?);
@@ -187,7 +269,8 @@ fn ask(hub: &Hub, row: usize, address: &str, over_rdma: bool) -> Result<[f64; 2]
     if row.is_multiple_of(2) {
         if over_rdma {
             let deadline = Instant::now() + Duration::from_secs(10);
-            return asks(Stream::connect(hub, address, deadline)?, row);
+            let stream = Stream::connect(hub, address, deadline)?;
+            return if fills(row) { asks_in_buffers(stream, row) } else { asks(stream, row) };
         }
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -195,7 +278,12 @@ fn ask(hub: &Hub, row: usize, address: &str, over_rdma: bool) -> Result<[f64; 2]
     }
     runtime()?.block_on(async {
         if over_rdma {
-            asks_as_task(ibverbs_stream::tokio::Stream::connect(hub, address).await?, row).await
+            let stream = ibverbs_stream::tokio::Stream::connect(hub, address).await?;
+            if fills(row) {
+                asks_in_buffers_as_task(stream, row).await
+            } else {
+                asks_as_task(stream, row).await
+            }
         } else {
             let stream = tokio::net::TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;

@@ -23,6 +23,8 @@ pub(crate) struct Buffers {
     most: usize,
     /// The number of buffers that a caller has not found.
     wanted: usize,
+    /// Those that the program has.
+    pub(crate) lent: usize,
     pub(crate) starved: Starved<ChannelId>,
 }
 
@@ -30,7 +32,7 @@ impl Buffers {
     pub(crate) fn new(config: &Config) -> Self {
         let most = config.most_buffers();
         let (pools, starved) = (Vec::new(), Starved::default());
-        Self { pools, chunk: config.chunk, count: 0, most, wanted: 0, starved }
+        Self { pools, chunk: config.chunk, count: 0, most, wanted: 0, lent: 0, starved }
     }
 
     /// Whether a stream waits for a buffer, and there is one.
@@ -40,16 +42,30 @@ impl Buffers {
     }
 
     pub(crate) fn take(&mut self) -> Option<PooledBuffer> {
-        let found = self.pools.iter().rev().find_map(BufferPool::take);
-        if found.is_none() && self.count < self.most {
+        let found = self.free();
+        if found.is_none() && self.count < self.most + self.lent {
             self.wanted = self.wanted.max(1);
         }
         found
     }
 
-    /// Returns whether there are so many, free or not. If not, they are wanted.
+    fn free(&self) -> Option<PooledBuffer> {
+        self.pools.iter().rev().find_map(BufferPool::take)
+    }
+
+    /// One for the program, which no stream lacks then: there are more than the streams need. If there is none, it is wanted.
+    pub(crate) fn lend(&mut self, needed: usize) -> Option<PooledBuffer> {
+        let found = if self.has(needed + 1) { self.free() } else { None };
+        match found {
+            Some(_) => self.lent += 1,
+            None => self.wanted = self.wanted.max(1),
+        }
+        found
+    }
+
+    /// Returns whether there are so many beside those that the program has, free or not. If not, they are wanted.
     pub(crate) fn has(&mut self, number: usize) -> bool {
-        let missing = number.saturating_sub(self.count);
+        let missing = (number + self.lent).saturating_sub(self.count);
         self.wanted = self.wanted.max(missing);
         missing == 0
     }
@@ -75,7 +91,7 @@ impl Buffers {
                 Ok(())
             }
             Err(error) => {
-                self.most = self.count;
+                self.most = self.count.saturating_sub(self.lent);
                 Err(error)
             }
         }

@@ -425,14 +425,7 @@ impl<B: Chunk> Conn<B> {
         from: &mut Cursor<'_>,
         take: impl FnOnce() -> Option<B>,
     ) -> Result<usize, StreamError> {
-        if self.ends {
-            if self.closed_in || self.fin != Saying::No {
-                return Err(StreamError::BrokenPipe);
-            }
-            if let Some(error) = self.failure {
-                return Err(error);
-            }
-        }
+        self.check_writable()?;
         let Some(peer) = self.peer.filter(|_| !from.is_at_end()) else { return Ok(0) };
         let before = self.tail.as_ref().map_or(HEADER, |tail| tail.bytes().len());
         if self.tail.is_none() {
@@ -451,6 +444,39 @@ impl<B: Chunk> Conn<B> {
             from.advance(len);
         }
         Ok(at - before)
+    }
+
+    #[inline(always)]
+    fn check_writable(&self) -> Result<(), StreamError> {
+        if self.ends {
+            if self.closed_in || self.fin != Saying::No {
+                return Err(StreamError::BrokenPipe);
+            }
+            if let Some(error) = self.failure {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many bytes of data a message may have in this buffer.
+    pub(crate) fn longest(&self, buffer: &B) -> usize {
+        self.peer.map_or(0, |peer| most(buffer, peer) - HEADER)
+    }
+
+    /// Takes a buffer that the program has filled, as a message of its own if nothing is written behind it before it goes. It stays
+    /// where it is while earlier bytes are gathered; those are to go first.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`fill`](Self::fill).
+    pub(crate) fn put(&mut self, buffer: &mut Option<B>) -> Result<(), StreamError> {
+        self.check_writable()?;
+        self.flushes = true;
+        if self.tail.is_none() {
+            self.tail = buffer.take();
+        }
+        Ok(())
     }
 
     /// Whether what is gathered has reached another power of two with the last bytes that were written, so many.

@@ -14,6 +14,8 @@ const DATA: usize = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Event {
     Write,
+    /// A buffer of the program is written.
+    Put,
     Flush,
     Read,
     /// The first of its messages on the way arrives at the peer.
@@ -26,8 +28,9 @@ enum Event {
     Gone,
 }
 
-const EVENTS: [Event; 8] = [
+const EVENTS: [Event; 9] = [
     Event::Write,
+    Event::Put,
     Event::Flush,
     Event::Read,
     Event::Arrive,
@@ -129,6 +132,18 @@ fn happens(world: &mut World, index: usize, event: Event) -> bool {
             if total == 0 {
                 return false;
             }
+        }
+        Event::Put if !side.is_closed => {
+            let bytes = [side.written, side.written + 1];
+            let mut buffer = Some(Plain::of(&[&[0; HEADER][..], &bytes].concat()));
+            let put = side.conn.put(&mut buffer);
+            assert!(put.is_ok() || buffer.is_some(), "it does not come back");
+            assert!(!(side.has_shut_down && buffer.is_none()), "it writes after its end");
+            if buffer.is_none() {
+                side.unread.extend(bytes);
+                side.written += 2;
+            }
+            side.pump();
         }
         Event::Flush if !side.is_closed => {
             if side.conn.flush() == Ok(true) {

@@ -18,7 +18,7 @@ use std::time::Instant;
 use std::{fmt, io, mem, process, thread};
 
 use ibverbs::event_loop::{DetachedChannel, LoopWaiter, LoopWaker};
-use ibverbs::{AccessFlags, BufferPool, ChannelId, Context, Loop, ProtectionDomain};
+use ibverbs::{AccessFlags, BufferPool, ChannelId, Context, Loop, PooledBuffer, ProtectionDomain};
 
 use crate::config::{Config, HubBuilder, SMALL};
 use crate::drivers::{is_clock_real, now};
@@ -233,11 +233,36 @@ impl Inner {
     ///
     ///  - Those of [`BufferPool::new`](ibverbs::BufferPool::new).
     pub(crate) fn lock_with_buffers(&self, streams: u32) -> io::Result<Guard<'_>> {
+        let number = |state: &State| self.config.buffers_of(state.count + streams);
+        let (state, ()) = self.lock_when(|state| {
+            let number = number(state);
+            state.buffers.has(number).then_some(())
+        })?;
+        Ok(state)
+    }
+
+    /// A buffer for the program, and how many bytes of data a message of the stream may have.
+    pub(crate) fn lend(&self, id: ChannelId) -> io::Result<(PooledBuffer, usize)> {
+        let (mut state, buffer) = self.lock_when(|state| {
+            let needed = self.config.buffers_of(state.count);
+            state.buffers.lend(needed)
+        })?;
+        let most = state.member(id).map(|member| member.conn.longest(&buffer));
+        if most.is_none() {
+            state.buffers.lent -= 1;
+        }
+        Ok((buffer, most.ok_or(StreamError::Aborted)?))
+    }
+
+    /// The lock, when buffers that `look` wants are registered.
+    fn lock_when<T>(
+        &self,
+        mut look: impl FnMut(&mut State) -> Option<T>,
+    ) -> io::Result<(Guard<'_>, T)> {
         loop {
             let mut state = self.lock();
-            let number = self.config.buffers_of(state.count + streams);
-            if state.buffers.has(number) {
-                return Ok(state);
+            if let Some(found) = look(&mut state) {
+                return Ok((state, found));
             }
             let growth = state.buffers.growth();
             drop(state);

@@ -30,6 +30,7 @@ pub mod hyper;
 mod info;
 #[cfg(feature = "rdmacm")]
 mod manager;
+mod owned;
 mod state;
 mod stats;
 mod stream;
@@ -45,5 +46,6 @@ pub use connect::{Incoming, Listener};
 pub use error::StreamError;
 pub use handshake::Role;
 pub use hub::Hub;
+pub use owned::{NotWritten, ReceivedBuffer, SendBuffer};
 pub use stats::Stats;
 pub use stream::{ReadHalf, Stream, WriteHalf};

@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::conn::{Conn, Cursor, Piece, Post, Read, Sent, Tick};
 use crate::drivers::{Drivers, now};
 use crate::watch::PeerWatch;
+use crate::wire::HEADER;
 use crate::{Stats, StreamError};
 
 pub(crate) struct State {
@@ -435,8 +436,46 @@ impl State {
         if member.conn.flush()? {
             return Ok(true);
         }
-        self.pump(id);
+        self.pump_for_writer(id);
         self.member(id).ok_or(StreamError::Aborted)?.conn.flush()
+    }
+
+    /// Takes a buffer that the program has filled. `None`: earlier bytes are to go first.
+    ///
+    /// # Errors
+    ///
+    ///  - `InvalidInput`: it is longer than a message of this stream.
+    ///  - Those of the stream.
+    pub(crate) fn put(
+        &mut self,
+        id: ChannelId,
+        buffer: &mut Option<PooledBuffer>,
+    ) -> io::Result<Option<()>> {
+        for _ in 0..2 {
+            let Some(filled) = buffer.as_ref().filter(|filled| filled.len() > HEADER) else {
+                break;
+            };
+            let member = self.member(id).ok_or(StreamError::Aborted)?;
+            let (len, most) = (filled.len() - HEADER, member.conn.longest(filled));
+            if len > most {
+                let reason = format!("the buffer has {len} bytes, and the peer receives {most}");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+            }
+            member.conn.put(buffer)?;
+            self.buffers.lent -= usize::from(buffer.is_none());
+            self.pump_for_writer(id);
+        }
+        Ok(buffer.as_ref().is_none_or(|left| left.len() <= HEADER).then_some(()))
+    }
+
+    /// Posts for the stream's writer, which looks itself: it is not woken for that.
+    fn pump_for_writer(&mut self, id: ChannelId) {
+        let writer = self.member(id).and_then(|member| member.writer.take());
+        self.pump(id);
+        match self.member(id).filter(|member| member.conn.failure().is_none()) {
+            Some(member) => member.writer = writer,
+            None => self.woken.extend(writer),
+        }
     }
 
     /// See [`Conn::has_doubled`].

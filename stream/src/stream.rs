@@ -17,6 +17,7 @@ use crate::drivers::now;
 #[cfg(doc)]
 use crate::hub::Hub;
 use crate::hub::{Inner, Owner};
+use crate::owned::{NotWritten, ReceivedBuffer, SendBuffer};
 use crate::state::State;
 
 /// The addresses by which two sides have connected, if they have any.
@@ -115,6 +116,14 @@ impl Handle {
             return Some(now());
         }
         timeout.get().and_then(|timeout| now().checked_add(timeout))
+    }
+
+    pub(crate) fn send_buffer(&self) -> io::Result<SendBuffer> {
+        SendBuffer::new(&self.hub, self.id)
+    }
+
+    pub(crate) fn received(&self, piece: Piece<PooledBuffer>) -> ReceivedBuffer {
+        ReceivedBuffer::new(&self.hub, self.id, piece)
     }
 
     /// Has the peer told that nothing more is written.
@@ -226,6 +235,9 @@ pub(crate) struct Writer {
     /// How long the `shutdown` of a task waits.
     #[cfg(feature = "tokio")]
     pub(crate) patience: Option<std::pin::Pin<Box<::tokio::time::Sleep>>>,
+    /// That of the last task that has waited.
+    #[cfg(feature = "tokio")]
+    pub(crate) waker: Option<Arc<std::task::Waker>>,
     /// Its drop does not end the direction.
     pub(crate) is_forgotten: bool,
 }
@@ -236,6 +248,8 @@ impl Writer {
             handle,
             #[cfg(feature = "tokio")]
             patience: None,
+            #[cfg(feature = "tokio")]
+            waker: None,
             is_forgotten: false,
         }
     }
@@ -359,6 +373,39 @@ impl Stream {
     /// Those of `read`.
     pub fn peek(&self, to: &mut [u8]) -> io::Result<usize> {
         self.read.peek(to)
+    }
+
+    /// Reads without a copy: the buffer in which the next bytes have arrived. `None`: the stream has ended. The peer may send as many
+    /// messages as the hub's [`receives`](crate::HubBuilder::receives) that are not read, and those that the program keeps count.
+    ///
+    /// # Errors
+    ///
+    /// Those of `read`.
+    pub fn read_owned(&self) -> io::Result<Option<ReceivedBuffer>> {
+        self.read.read_owned()
+    }
+
+    /// A buffer for [`write_owned`](Self::write_owned). It does not wait.
+    ///
+    /// # Errors
+    ///
+    ///  - Those of [`BufferPool::new`](ibverbs::BufferPool::new), if more buffers are to be registered and cannot be.
+    ///  - [`Aborted`](StreamError::Aborted): the hub was stopped.
+    pub fn send_buffer(&self) -> io::Result<SendBuffer> {
+        self.handle().send_buffer()
+    }
+
+    /// Writes a buffer without a copy, all of its bytes, behind what was written before. It goes on its way at once, as far as the
+    /// peer receives; otherwise this waits as `write` does.
+    ///
+    /// # Errors
+    ///
+    /// Each gives the buffer back, and nothing of it was written.
+    ///
+    ///  - `InvalidInput`: the buffer is another hub's, or longer than a message to this peer.
+    ///  - Those of `write`.
+    pub fn write_owned(&self, buffer: SendBuffer) -> Result<(), NotWritten> {
+        self.write.writer.write_owned(buffer)
     }
 
     /// `true`: calls do not wait, and fail with `WouldBlock` instead. Such a call polls for all streams of the hub. A stream has no
@@ -521,6 +568,16 @@ impl ReadHalf {
         if len > 0 { Ok(len) } else { Ok(reader.copy_to(to)) }
     }
 
+    /// See [`Stream::read_owned`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::read_owned`].
+    pub fn read_owned(&self) -> io::Result<Option<ReceivedBuffer>> {
+        let piece = self.filled(|_| false)?.pieces.pop_front();
+        Ok(piece.map(|piece| self.handle.received(piece)))
+    }
+
     fn peek(&self, to: &mut [u8]) -> io::Result<usize> {
         if to.is_empty() { Ok(0) } else { Ok(self.filled(|_| false)?.peek(to)) }
     }
@@ -599,6 +656,24 @@ impl WriteHalf {
         self.writer.handle.write_timeout.set(timeout)
     }
 
+    /// See [`Stream::send_buffer`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::send_buffer`].
+    pub fn send_buffer(&self) -> io::Result<SendBuffer> {
+        self.writer.handle.send_buffer()
+    }
+
+    /// See [`Stream::write_owned`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::write_owned`].
+    pub fn write_owned(&self, buffer: SendBuffer) -> Result<(), NotWritten> {
+        self.writer.write_owned(buffer)
+    }
+
     /// Ends the direction: see [`Stream::shutdown`].
     ///
     /// # Errors
@@ -633,6 +708,14 @@ impl Writer {
     fn flush_until(&self, deadline: Option<Instant>) -> io::Result<()> {
         let Handle { hub, id, .. } = &*self.handle;
         hub.wait(deadline, |state| Ok(state.flush(*id)?.then_some(())))
+    }
+
+    fn write_owned(&self, mut buffer: SendBuffer) -> Result<(), NotWritten> {
+        let Handle { hub, id, .. } = &*self.handle;
+        let written = buffer
+            .of(hub)
+            .and_then(|filled| hub.wait(self.until(), |state| state.put(*id, filled)));
+        written.map_err(|error| NotWritten { buffer, error })
     }
 
     fn write_pieces(&self, from: &[IoSlice<'_>]) -> io::Result<usize> {

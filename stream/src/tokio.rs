@@ -37,6 +37,7 @@ use crate::handshake::{Handshake, Progress, Role};
 use crate::hub::{Guard, Hub, Inner, wake};
 #[cfg(feature = "rdmacm")]
 use crate::manager;
+use crate::owned::{NotWritten, ReceivedBuffer, SendBuffer};
 use crate::state::{Member, State, TURN};
 use crate::stream::{Addresses, Handle, Reader, Writer, not_taken};
 use crate::watch::{PeerWatch, Sockets, Task};
@@ -219,16 +220,21 @@ async fn drive(driver: Driver, files: Files) {
 /// The place of a task's waker: the stream's reader, or its writer.
 type Place = fn(&mut Member) -> &mut Option<Arc<Waker>>;
 
+const WRITER: Place = |member| &mut member.writer;
+
 /// Looks for something. If it is not there, the task is woken when it is. `own` is kept for the next time, when the same task
 /// needs no other one.
 #[inline]
-fn poll_for<T>(
+fn poll_for<T, E>(
     handle: &Handle,
     cx: &Context<'_>,
     place: Place,
     own: &mut Option<Arc<Waker>>,
-    mut look: impl FnMut(&mut State) -> Result<Option<T>, StreamError>,
-) -> Poll<io::Result<T>> {
+    mut look: impl FnMut(&mut State) -> Result<Option<T>, E>,
+) -> Poll<io::Result<T>>
+where
+    io::Error: From<E>,
+{
     // A clone need not say that it wakes the same task.
     let mut is_cloned = false;
     loop {
@@ -331,7 +337,7 @@ impl Reader {
 
 impl Writer {
     pub(crate) fn poll_write(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         from: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
@@ -339,37 +345,40 @@ impl Writer {
             return Poll::Ready(Ok(0));
         }
         let budget = ready!(coop::poll_proceed(cx));
-        let id = self.handle.id;
-        let written = ready!(poll_for(
-            &self.handle,
-            cx,
-            |member| &mut member.writer,
-            &mut None,
-            |state| { state.write(id, &mut Cursor::new(from)) }
-        ))?;
+        let Self { handle, waker, .. } = self;
+        let write = |state: &mut State| state.write(handle.id, &mut Cursor::new(from));
+        let written = ready!(poll_for(handle, cx, WRITER, waker, write))?;
         budget.made_progress();
         Poll::Ready(Ok(written))
     }
 
-    pub(crate) fn poll_flush(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
-        let id = self.handle.id;
-        let flush = |state: &mut State| Ok(state.flush(id)?.then_some(()));
-        poll_for(&self.handle, cx, |member| &mut member.writer, &mut None, flush)
+    fn poll_write_owned(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut SendBuffer,
+    ) -> Poll<io::Result<()>> {
+        let budget = ready!(coop::poll_proceed(cx));
+        let Self { handle, waker, .. } = self;
+        let buffer = buffer.of(&handle.hub)?;
+        let put = |state: &mut State| state.put(handle.id, buffer);
+        ready!(poll_for(handle, cx, WRITER, waker, put))?;
+        budget.made_progress();
+        Poll::Ready(Ok(()))
+    }
+
+    pub(crate) fn poll_flush(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        let Self { handle, waker, .. } = self;
+        let flush = |state: &mut State| Ok::<_, StreamError>(state.flush(handle.id)?.then_some(()));
+        poll_for(handle, cx, WRITER, waker, flush)
     }
 
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.handle.shutdown();
-        let id = self.handle.id;
-        let polled = poll_for(
-            &self.handle,
-            cx,
-            |member| &mut member.writer,
-            &mut None,
-            |state| {
-                let member = state.member(id).ok_or(StreamError::Aborted)?;
-                Ok(member.conn.is_shut_down()?.then_some(()))
-            },
-        );
+        let Self { handle, waker, .. } = self;
+        let polled = poll_for(handle, cx, WRITER, waker, |state| {
+            let member = state.member(handle.id).ok_or(StreamError::Aborted)?;
+            Ok::<_, StreamError>(member.conn.is_shut_down()?.then_some(()))
+        });
         if polled.is_ready() || Drivers::current_runtime().is_none() {
             return polled;
         }
@@ -556,6 +565,10 @@ impl Stream {
         &self.write.0
     }
 
+    fn own_writer(&mut self) -> &mut Writer {
+        &mut self.write.0
+    }
+
     /// Waits until one of the directions would not wait, and says which.
     ///
     /// # Errors
@@ -631,6 +644,10 @@ impl WriteHalf {
         &self.0
     }
 
+    fn own_writer(&mut self) -> &mut Writer {
+        &mut self.0
+    }
+
     /// Drops it without ending the direction.
     pub fn forget(mut self) {
         self.0.is_forgotten = true;
@@ -657,6 +674,18 @@ macro_rules! try_read_methods {
             /// As [`readable`](Self::readable).
             pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
                 self.reader().lock().poll_piece(cx).map(|_| Ok(()))
+            }
+
+            /// Reads without a copy: see [`Stream::read_owned`](crate::Stream::read_owned).
+            ///
+            /// # Errors
+            ///
+            ///  - Those of the [stream](StreamError).
+            pub async fn read_owned(&mut self) -> io::Result<Option<ReceivedBuffer>> {
+                let reader = self.own();
+                poll_fn(|cx| reader.poll_fill_buf(cx).map_ok(drop)).await?;
+                let piece = reader.pieces.pop_front();
+                Ok(piece.map(|piece| reader.handle.received(piece)))
             }
 
             /// Reads what is there, without waiting.
@@ -735,10 +764,29 @@ macro_rules! try_write_methods {
                 let handle = &self.writer().handle;
                 let can_write = |state: &mut State| {
                     let member = state.member(handle.id).ok_or(StreamError::Aborted)?;
-                    Ok(member.conn.can_write().then_some(()))
+                    Ok::<_, StreamError>(member.conn.can_write().then_some(()))
                 };
-                let place: Place = |member| &mut member.writer;
-                poll_for(handle, cx, place, &mut None, can_write).map(|_| Ok(()))
+                poll_for(handle, cx, WRITER, &mut None, can_write).map(|_| Ok(()))
+            }
+
+            /// See [`Stream::send_buffer`](crate::Stream::send_buffer).
+            ///
+            /// # Errors
+            ///
+            /// Those of [`Stream::send_buffer`](crate::Stream::send_buffer).
+            pub fn send_buffer(&self) -> io::Result<SendBuffer> {
+                self.writer().handle.send_buffer()
+            }
+
+            /// Writes a buffer without a copy: see [`Stream::write_owned`](crate::Stream::write_owned). A future that is dropped
+            /// has written nothing, and drops the buffer.
+            ///
+            /// # Errors
+            ///
+            /// Those of [`Stream::write_owned`](crate::Stream::write_owned), with the buffer.
+            pub async fn write_owned(&mut self, mut buffer: SendBuffer) -> Result<(), NotWritten> {
+                let written = poll_fn(|cx| self.own_writer().poll_write_owned(cx, &mut buffer));
+                written.await.map_err(|error| NotWritten { buffer, error })
             }
 
             /// Writes as much as there is room for, without waiting.
@@ -847,7 +895,7 @@ macro_rules! impl_async_write {
                 cx: &mut Context<'_>,
                 from: &[u8],
             ) -> Poll<io::Result<usize>> {
-                self.$($field).+.poll_write(cx, &[IoSlice::new(from)])
+                self.get_mut().$($field).+.poll_write(cx, &[IoSlice::new(from)])
             }
 
             fn poll_write_vectored(
@@ -855,7 +903,7 @@ macro_rules! impl_async_write {
                 cx: &mut Context<'_>,
                 from: &[IoSlice<'_>],
             ) -> Poll<io::Result<usize>> {
-                self.$($field).+.poll_write(cx, from)
+                self.get_mut().$($field).+.poll_write(cx, from)
             }
 
             fn is_write_vectored(&self) -> bool {
@@ -863,7 +911,7 @@ macro_rules! impl_async_write {
             }
 
             fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                self.$($field).+.poll_flush(cx)
+                self.get_mut().$($field).+.poll_flush(cx)
             }
 
             fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -921,7 +969,7 @@ mod on_futures {
                     cx: &mut Context<'_>,
                     from: &[u8],
                 ) -> Poll<io::Result<usize>> {
-                    self.$($field).+.poll_write(cx, &[IoSlice::new(from)])
+                    self.get_mut().$($field).+.poll_write(cx, &[IoSlice::new(from)])
                 }
 
                 fn poll_write_vectored(
@@ -929,11 +977,11 @@ mod on_futures {
                     cx: &mut Context<'_>,
                     from: &[IoSlice<'_>],
                 ) -> Poll<io::Result<usize>> {
-                    self.$($field).+.poll_write(cx, from)
+                    self.get_mut().$($field).+.poll_write(cx, from)
                 }
 
                 fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                    self.$($field).+.poll_flush(cx)
+                    self.get_mut().$($field).+.poll_flush(cx)
                 }
 
                 fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::{Host, PATIENCE, soon};
 
-fn pair(one: &Hub, two: &Hub) -> [Stream; 2] {
+pub(super) fn pair(one: &Hub, two: &Hub) -> [Stream; 2] {
     let listener = Listener::bind(two, "127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::scope(|threads| {
@@ -30,12 +30,12 @@ const MESSAGE: usize = 256 - 4;
 const LINGER: Duration = Duration::from_millis(50);
 
 /// Writes what the peer, which does not read, receives, and one message more. That has no credit, and stays in a buffer.
-fn fill(stream: &mut Stream) {
+pub(super) fn fill(stream: &mut Stream) {
     stream.write_all(&[1; 9 * MESSAGE]).unwrap();
 }
 
 #[derive(Default)]
-struct Woken(AtomicUsize);
+pub(super) struct Woken(pub(super) AtomicUsize);
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {

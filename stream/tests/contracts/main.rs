@@ -7,6 +7,7 @@ mod few_files;
 mod handshakes;
 mod listeners;
 mod orders;
+mod owned;
 mod promises;
 mod tasks;
 mod threads;
