@@ -85,6 +85,21 @@ pub(crate) fn check_tools(out: &Path, documentation_only: bool, bundled: bool) -
         let python = tool("python3", &["-c", script], "python3", "python3");
         found.python = python.trim().to_owned();
     }
+    // A launcher may do anything when it is asked for its version.
+    if bundled
+        && let Some((variable, launcher)) = named("CMAKE_C_COMPILER_LAUNCHER")
+        && let Some(program) = launcher.split(';').next()
+        && !is_installed(program)
+    {
+        troubles.push(is_not_there((variable, program.to_owned())));
+    }
+    if bundled
+        && let Some((variable, file)) = named("CMAKE_TOOLCHAIN_FILE")
+        && Path::new(&file).is_absolute()
+        && !Path::new(&file).is_file()
+    {
+        troubles.push(format!("there is no file `{file}`, which the variable {variable} names"));
+    }
     if !troubles.is_empty() {
         for message in &troubles {
             report_error(message);
@@ -99,6 +114,13 @@ fn missing(what: &str, debian: &str, fedora: &str, why: &str) -> String {
     format!(
         "{what} missing: apt install {debian} (Debian, Ubuntu), or dnf install {fedora} (Fedora){why}"
     )
+}
+
+fn is_installed(program: &str) -> bool {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    // To join an absolute path is to take it alone.
+    program.contains('/') && Path::new(program).is_file()
+        || env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
 /// A message about a program that a variable names.

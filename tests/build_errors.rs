@@ -322,11 +322,13 @@ fn tools_that_fail_are_not_missing() {
 #[cfg(not(feature = "system"))]
 #[test]
 fn a_program_that_a_variable_names_and_that_is_not_there_is_named_with_it() {
-    for variable in ["CC", "CMAKE", "PKG_CONFIG"] {
-        let machine = Machine::without("named", &[]).set("CARGO_FEATURE_NEIGH", "1");
+    for variable in ["CC", "CMAKE", "PKG_CONFIG", "CMAKE_C_COMPILER_LAUNCHER"] {
+        let machine = Machine::without("not there", &[]).set("CARGO_FEATURE_NEIGH", "1");
         let errors = machine.set(variable, "no-such-program").errors();
         assert_says(&errors, "no program `no-such-program`", &format!("the variable {variable} "));
     }
+    let errors = Machine::without("no file", &[]).set("CMAKE_TOOLCHAIN_FILE", "/no.cmake").errors();
+    assert_says(&errors, "no file `/no.cmake`", "the variable CMAKE_TOOLCHAIN_FILE ");
     let errors = Machine::without("silent", &[]).with("cc", "exit 1").errors();
     assert_says(&errors, "the C compiler does not work", "it prints nothing");
 }
@@ -484,7 +486,7 @@ fn tools_are_asked_for_as_they_are_used() {
         assert_names(&errors, "`make` is missing", "make", "make");
     }
     let binutils = ["ar", "nm", "objcopy", "make"];
-    let file = "/nonexistent/toolchain.cmake";
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     let errors = Machine::without("file", &binutils).set("CMAKE_TOOLCHAIN_FILE", file).errors();
     assert_names(&errors, "`make` is missing", "make", "make");
 }
