@@ -1,7 +1,6 @@
 //! A device: the C object that libibverbs knows, the engine behind it, and the thread that runs it.
 
 use std::ffi::c_char;
-use std::fmt;
 use std::io;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,6 +11,7 @@ use std::thread::JoinHandle;
 
 use ibverbs::Context;
 
+use crate::causes::explained;
 use crate::driver::{self, Driver, Locked, Shared};
 use crate::ffi::{
     device_hold, device_put, ibv_device, ibv_node_type, ibv_transport_type, verbs_device,
@@ -61,26 +61,6 @@ pub(crate) fn check_addresses<'a>(all: impl IntoIterator<Item = &'a IpAddr>) -> 
 
 pub(crate) fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
-}
-
-/// Says what could not be made, and the usual cause.
-pub(crate) fn explained(what: impl fmt::Display, error: &io::Error) -> io::Error {
-    let cause = match (error.kind(), error.raw_os_error()) {
-        (io::ErrorKind::AddrInUse, _) => {
-            "UDP port 4791 is in use, by another device, another program, or the kernel's Soft-RoCE (module rdma_rxe), \
-             which takes it on all addresses"
-        }
-        (io::ErrorKind::AddrNotAvailable, _) => {
-            "no interface of this machine, or of this network namespace, has the address"
-        }
-        (_, Some(libc::EMFILE)) => "RLIMIT_NOFILE is used up (ulimit -n)",
-        (_, Some(libc::ENFILE)) => "the machine has too many files open (/proc/sys/fs/file-max)",
-        (_, Some(libc::EAGAIN)) => {
-            "no thread is left: RLIMIT_NPROC (ulimit -u), or pids.max of the control group"
-        }
-        _ => return io::Error::new(error.kind(), format!("{what}: {error}")),
-    };
-    io::Error::new(error.kind(), format!("{what}: {cause}"))
 }
 
 /// An address of 127.0.0.0/8, but not of 127.0.0.0/16: those are often configured by hand.

@@ -97,6 +97,7 @@
 
 mod backoff;
 mod builder;
+mod causes;
 mod device;
 mod driver;
 mod environment;

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::interfaces::interface_of;
 use super::same_host::{self, Listener};
-use crate::device::explained;
+use crate::causes::explained;
 use crate::wire::PORT;
 
 // Missing in some C libraries' headers.
