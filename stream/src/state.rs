@@ -367,6 +367,7 @@ impl State {
     }
 
     /// Wakes the writers that have found no buffer, if there is one.
+    #[inline]
     pub(crate) fn feed(&mut self) {
         if !self.buffers.can_feed() {
             return;
@@ -505,6 +506,7 @@ impl State {
     }
 
     /// A piece was read to its end.
+    #[inline(always)]
     pub(crate) fn give_back(&mut self, id: ChannelId, buffer: Option<PooledBuffer>) {
         if let Some(buffer) = buffer {
             self.receive_again(id, buffer);
