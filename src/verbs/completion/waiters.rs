@@ -177,7 +177,9 @@ impl Waiters {
         }
         let first = Waker::new()?;
         let elsewhere = self.elsewhere.get_or_init(|| first);
-        if self.state().told {
+        // With the lock held, as `tell` does: a thread that arms in between would take back what is not written yet.
+        let state = self.state();
+        if state.told {
             elsewhere.wake();
         }
         Ok(elsewhere.as_fd())

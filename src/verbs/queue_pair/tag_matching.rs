@@ -175,7 +175,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///
     /// Those of [`post_tag_add`](Self::post_tag_add), and
     ///
-    ///  - `EINVAL`: the operation does not [synchronize](TagOperation::synchronize).
+    ///  - `EINVAL`: the operation does not say how many [messages](TagOperation::unexpected) were handled.
     ///
     /// # Safety
     ///

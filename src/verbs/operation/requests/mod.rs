@@ -406,7 +406,6 @@ work_requests! {
         emit |this, queue_pair| call!(queue_pair.wr_local_inv(this.rkey));
 }
 
-/// C's length is a `size_t`.
 /// What [`SegmentedSendWorkRequest`] sends before each segment. The device only reads it.
 pub trait SegmentHeader: Copy + AsRef<[u8]> {}
 
@@ -417,6 +416,7 @@ fn tso(header: &[u8], mss: u16) -> ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_2 
     ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr, hdr_sz, mss }
 }
 
+/// C's length is a `size_t`.
 #[inline]
 fn check_flush(remote: &RemoteMemoryRegion) -> Result<()> {
     if usize::try_from(remote.length).is_err() {
