@@ -9,7 +9,7 @@ use super::Loop;
 use super::ended::{ChannelId, LoopBuffer};
 use super::members::unknown;
 use super::slots::{State, index_of};
-use crate::base::error::{Error, Result, StateError};
+use crate::base::{Error, Result, StateError};
 use crate::channel::parts::{
     DatagramEnd, DatagramPort, Directed, EndKind, KeptSend, Link, Refused,
 };

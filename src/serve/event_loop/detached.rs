@@ -6,9 +6,7 @@ use super::Loop;
 use super::ended::{ChannelId, REMOVED, STOPPED};
 use super::slots::{NEVER_FREE, State};
 use super::table::Table;
-use crate::base::error::{Result, StateError};
-use crate::base::ffi;
-use crate::base::handle::Leak;
+use crate::base::{Leak, Result, StateError, ffi};
 use crate::channel::parts::{Core, DatagramEnd, Link, Queue};
 use crate::channel::{PreparedChannel, TransportError};
 

@@ -8,11 +8,9 @@ use super::detached::{Destroyed, Detached, PendingDestroy, step};
 use super::ended::ChannelId;
 use super::members::unknown;
 use super::slots::NEVER_FREE;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result, StateError};
-use crate::base::ffi;
 #[cfg(feature = "rdmacm")]
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::QueuePairType;
+use crate::base::{Error, Result, StateError, debug, ffi};
 use crate::channel::{PreparedChannel, TransportError};
 use crate::connect::handshake::Handshake;
 use crate::connect::tcp::connect_over_methods;

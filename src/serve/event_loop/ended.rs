@@ -1,7 +1,6 @@
 //! What a loop returns: the operations that have ended.
 
-use crate::base::debug::debug;
-use crate::base::ffi;
+use crate::base::{debug, ffi};
 use crate::channel::{AnyBuffer, OwnedBuffer, TransportError, TransportResult};
 use crate::verbs::completion::{WorkCompletion, WorkSuccess};
 use crate::verbs::memory::GatherBuffer;

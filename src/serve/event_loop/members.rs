@@ -7,7 +7,7 @@ use super::ended::ChannelId;
 use super::slots::{MAX_SLOTS, NEVER_FREE, Outcome, Slot, State, no_memory};
 use super::table::{ColdState, Entry, Table};
 use super::waiters::Tasks;
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result};
 use crate::channel::parts::{DatagramEnd, Limits, Link, Target};
 use crate::verbs::queue_pair::SharedReceiveQueue;
 

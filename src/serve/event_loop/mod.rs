@@ -58,10 +58,7 @@ pub(crate) use tasks::DeferredStep;
 #[cfg(feature = "async")]
 pub(crate) use waiters::{DeferredWork, Woken};
 
-use crate::base::debug::debug;
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::ffi;
-use crate::base::parent::Parent;
+use crate::base::{Error, ErrorKind, Parent, Result, debug, ffi};
 use crate::channel::parts::poll_cq_of;
 use crate::channel::{ChannelBuilder, TransportError, TransportResult};
 use crate::verbs::completion::CompletionQueue;

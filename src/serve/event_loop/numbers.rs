@@ -1,7 +1,7 @@
 //! Channels by queue pair number.
 
 use super::slots::no_memory;
-use crate::base::error::Result;
+use crate::base::Result;
 
 /// A hash table with linear probing, at most half full.
 pub(super) struct Numbers {

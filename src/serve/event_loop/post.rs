@@ -7,8 +7,7 @@ use super::Loop;
 use super::ended::{ChannelId, Keep, LoopBuffer};
 use super::slots::{NEVER_FREE, ONE, State, index_of};
 use super::table::{ColdState, Entry};
-use crate::base::error::Error;
-use crate::base::ffi;
+use crate::base::{Error, ffi};
 use crate::channel::parts::{
     Limits, NO_CREDIT, Operation, Queue, Refused, Templates, explain, list_of,
 };

@@ -4,8 +4,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::ring::Ring;
-use crate::base::ffi;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::{
+    ffi,
+    sync::{Mutex, MutexGuard},
+};
 use crate::channel::parts::{Core, OwnTemplates, Queue, Target, Templates};
 use crate::channel::{OperationError, TransportError};
 

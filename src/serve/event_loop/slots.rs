@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 use std::task::Waker;
 
 use super::ended::{ChannelId, Ended, Failed};
-use crate::base::error::Error;
-use crate::base::ffi;
+use crate::base::{Error, ffi};
 use crate::channel::parts::NO_SLOT;
 use crate::verbs::completion::message_len;
 use crate::verbs::memory::KeptLength;

@@ -5,10 +5,9 @@ use std::task::Waker;
 
 use super::ended::ChannelId;
 use super::slots::List;
-use crate::base::error::{Error, Result};
 #[cfg(any(feature = "async", test))]
 use crate::base::panics::Panics;
-use crate::base::panics::catch;
+use crate::base::{Error, Result, panics::catch};
 use crate::channel::TransportError;
 use crate::channel::parts::{BATCH, NO_SLOT};
 

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::Loop;
-use crate::base::debug::debug;
-use crate::base::error::{ErrorKind, Result};
+use crate::base::{ErrorKind, Result, debug};
 use crate::verbs::completion::{CompletionQueue, Waiters};
 
 /// Wakes the thread that sleeps for a [`Loop`], from any thread: see [`Loop::waker`].

@@ -1,5 +1,5 @@
 use super::locked_loop::{Lock, Locked, Share, destroy, release_quietly};
-use crate::base::debug::debug;
+use crate::base::debug;
 #[cfg(doc)]
 use crate::channel::TransportError;
 use crate::serve::event_loop::ChannelId;

@@ -4,9 +4,7 @@ use std::thread;
 
 use super::locked_loop::{Lock, Share, put_back, stop};
 use super::{AsyncChannel, PreparedAsyncChannel};
-use crate::base::error::Result;
-use crate::base::ffi;
-use crate::base::panics::catch;
+use crate::base::{Result, ffi, panics::catch};
 use crate::channel::TransportError;
 use crate::channel::parts::PeerSign;
 use crate::connect::rdmacm::Connectable;

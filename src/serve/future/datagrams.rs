@@ -11,8 +11,7 @@ use super::reactor::Reactor;
 use super::receive::AsyncReceive;
 use super::request::AsyncRequest;
 use super::request::sealed::Request;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
+use crate::base::{Error, Result, debug};
 use crate::channel::parts::{DatagramPort, EndKind, KeptSend, Link, Refused};
 use crate::channel::{
     DatagramsBuilder, EndDestination, IntoSend, OperationError, OwnedBuffer, OwnedResult,

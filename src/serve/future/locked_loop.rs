@@ -14,10 +14,12 @@ use std::time::Instant;
 
 use super::stall_warning::StallWarning;
 use super::timer::Timer;
-use crate::base::debug::debug;
-use crate::base::panics::{Panics, catch};
-use crate::base::sync::{Mutex, MutexGuard};
-use crate::base::trace;
+use crate::base::{
+    debug,
+    panics::{Panics, catch},
+    sync::{Mutex, MutexGuard},
+    trace,
+};
 use crate::channel::TransportError;
 use crate::serve::event_loop::{
     ChannelId, DeferredStep, DeferredWork, Detached, Loop, PendingDestroy,

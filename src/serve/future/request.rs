@@ -5,12 +5,11 @@ use std::os::fd::BorrowedFd;
 
 use super::AsyncChannel;
 use super::locked_loop::{Lock, Locked, Share, destroy, release_quietly};
-use crate::base::debug::debug;
-use crate::base::error::{Result, StateError};
+#[cfg(feature = "rdmacm")]
+use crate::base::QueuePairType;
 #[cfg(feature = "rdmacm")]
 use crate::base::ffi;
-#[cfg(feature = "rdmacm")]
-use crate::base::queue_pair_state::QueuePairType;
+use crate::base::{Result, StateError, debug};
 use crate::channel::parts::{Link, Refused, of_socket};
 use crate::channel::{
     ChannelBuilder, OperationError, OwnedBuffer, OwnedResult, PreparedChannel, WorkRequest,

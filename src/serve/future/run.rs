@@ -15,10 +15,9 @@ use std::{future::Future, ops::Deref, sync::Arc, task::ready};
 use super::locked_loop::Locked;
 use super::locked_loop::{Lock, Share, release_quietly};
 use super::reactor::Reactor;
-use crate::base::error::{Error, Result};
 #[cfg(feature = "tokio")]
 use crate::base::panics::catch;
-use crate::base::trace;
+use crate::base::{Error, Result, trace};
 use crate::channel::TransportError;
 #[cfg(feature = "tokio")]
 use crate::serve::pool::PooledBuffer;

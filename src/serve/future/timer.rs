@@ -7,8 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::Instant;
 
-use crate::base::error::Result;
-use crate::base::ffi;
+use crate::base::{Result, ffi};
 use crate::verbs::device::event_file;
 
 pub(super) struct Timer {

@@ -13,11 +13,7 @@ use super::pooled_buffer::{
     ALIGNMENT, Chunk, Exclusive, Pool, PoolMemory, PooledBuffer, Shared, check_len,
 };
 use super::waiting::{Place, Waiting};
-use crate::base::c_enum::getters;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
-use crate::base::parent::Parent;
+use crate::base::{Error, Parent, Result, debug, ffi, getters};
 use crate::channel::{OwnedBuffer, Piece};
 use crate::verbs::domain::ProtectionDomain;
 use crate::verbs::memory::{

@@ -5,9 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use super::PooledBuffer;
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, ffi};
 use crate::channel::OwnedBuffer;
 use crate::serve::event_loop::Keep;
 use crate::verbs::memory::{GatherBuffer, KeptLength, ScatterBuffer};

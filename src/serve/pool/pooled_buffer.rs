@@ -9,9 +9,7 @@ use std::{hint, io, slice};
 
 use super::free_chunks::FreeChunks;
 use super::waiting::{self, Waiting};
-use crate::base::debug::debug;
-use crate::base::error::{Error, Result};
-use crate::base::ffi;
+use crate::base::{Error, Result, debug, ffi};
 use crate::channel::{OwnedBuffer, Piece};
 use crate::verbs::memory::{
     GatherBuffer, KeptLength, RemoteMemoryRegion, ScatterBuffer, SharedMemoryRegion,
