@@ -38,15 +38,33 @@ impl Buffers {
     /// Whether a stream waits for a buffer, and there is one.
     #[inline]
     pub(crate) fn can_feed(&self) -> bool {
-        !self.starved.is_empty() && self.pools.iter().any(|pool| pool.available() > 0)
+        !self.starved.is_empty() && self.has_free()
+    }
+
+    fn has_free(&self) -> bool {
+        self.pools.iter().any(|pool| pool.available() > 0)
     }
 
     pub(crate) fn take(&mut self) -> Option<PooledBuffer> {
         let found = self.free();
-        if found.is_none() && self.count < self.most + self.lent {
-            self.wanted = self.wanted.max(1);
+        self.want_unless(found.is_some());
+        found
+    }
+
+    /// Whether this stream would find a buffer. If not, it is told when there is one.
+    pub(crate) fn can_take(&mut self, id: ChannelId) -> bool {
+        let found = self.has_free();
+        self.want_unless(found);
+        if !found {
+            self.starved.add(id);
         }
         found
+    }
+
+    fn want_unless(&mut self, found: bool) {
+        if !found && self.count < self.most + self.lent {
+            self.wanted = self.wanted.max(1);
+        }
     }
 
     fn free(&self) -> Option<PooledBuffer> {

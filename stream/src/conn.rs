@@ -623,11 +623,21 @@ impl<B: Chunk> Conn<B> {
 
     /// Whether a write would not wait, if there are buffers.
     pub(crate) fn can_write(&self) -> bool {
-        let has_room = self
-            .tail
-            .as_ref()
-            .is_none_or(|tail| self.peer.is_some_and(|peer| tail.bytes().len() < most(tail, peer)));
-        has_room || self.fin != Saying::No || self.closed_in || self.failure.is_some()
+        self.tail.as_ref().is_none_or(|tail| self.has_room(tail)) || self.will_refuse()
+    }
+
+    /// Whether a write needs a buffer.
+    pub(crate) fn needs_buffer(&self) -> bool {
+        self.tail.is_none() && !self.will_refuse()
+    }
+
+    fn has_room(&self, tail: &B) -> bool {
+        self.peer.is_some_and(|peer| tail.bytes().len() < most(tail, peer))
+    }
+
+    /// Whether a write ends with an error.
+    fn will_refuse(&self) -> bool {
+        self.fin != Saying::No || self.closed_in || self.failure.is_some()
     }
 
     /// Takes the buffers that are left.

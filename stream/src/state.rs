@@ -431,6 +431,13 @@ impl State {
         Ok((total > 0).then_some(total))
     }
 
+    /// Whether a write would not wait. If it would for a buffer, the stream is told when there is one.
+    pub(crate) fn can_write(&mut self, id: ChannelId) -> Result<bool, StreamError> {
+        let Self { members, buffers, .. } = self;
+        let conn = &member(members, id).ok_or(StreamError::Aborted)?.conn;
+        Ok(conn.can_write() && (!conn.needs_buffer() || buffers.can_take(id)))
+    }
+
     /// Posts what is gathered, as far as that can be. Returns whether nothing is left.
     pub(crate) fn flush(&mut self, id: ChannelId) -> Result<bool, StreamError> {
         let member = self.member(id).ok_or(StreamError::Aborted)?;

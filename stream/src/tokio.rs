@@ -673,7 +673,10 @@ macro_rules! try_read_methods {
             ///
             /// As [`readable`](Self::readable).
             pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                self.reader().lock().poll_piece(cx).map(|_| Ok(()))
+                let budget = ready!(coop::poll_proceed(cx));
+                let _ = ready!(self.reader().lock().poll_piece(cx));
+                budget.made_progress();
+                Poll::Ready(Ok(()))
             }
 
             /// Reads without a copy: see [`Stream::read_owned`](crate::Stream::read_owned).
@@ -761,12 +764,12 @@ macro_rules! try_write_methods {
             ///
             /// As [`writable`](Self::writable).
             pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                let budget = ready!(coop::poll_proceed(cx));
                 let handle = &self.writer().handle;
-                let can_write = |state: &mut State| {
-                    let member = state.member(handle.id).ok_or(StreamError::Aborted)?;
-                    Ok::<_, StreamError>(member.conn.can_write().then_some(()))
-                };
-                poll_for(handle, cx, WRITER, &mut None, can_write).map(|_| Ok(()))
+                let look = |state: &mut State| Ok::<_, StreamError>(state.can_write(handle.id)?.then_some(()));
+                let _ = ready!(poll_for(handle, cx, WRITER, &mut None, look));
+                budget.made_progress();
+                Poll::Ready(Ok(()))
             }
 
             /// See [`Stream::send_buffer`](crate::Stream::send_buffer).

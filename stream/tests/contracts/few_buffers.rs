@@ -1,6 +1,6 @@
 //! Hubs that can register no more memory: whoever waits for a buffer gets the one that comes back, in whatever way it does.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -68,20 +68,25 @@ const WAYS: [Way; 4] = [
     },
 ];
 
+/// A hub whose last buffer one of four streams has, and a fifth stream with its peer.
+async fn full_hub() -> ([Host; 2], Vec<[Stream; 2]>, [tasks::Stream; 2]) {
+    let set = |hub: HubBuilder| {
+        hub.chunk(256).receives(4).shared_receives(4).keep_alive(10 * PATIENCE).linger(LINGER)
+    };
+    let hosts = [Host::with(set), Host::new()];
+    let listener = tasks::Listener::bind(&hosts[1].hub, "127.0.0.1:0").await.unwrap();
+    let connects = tasks::Stream::connect(&hosts[0].hub, listener.local_addr().unwrap());
+    let (one, two) = tokio::join!(connects, listener.accept());
+    let mut full: Vec<_> = (0..4).map(|_| pair(&hosts[0].hub, &hosts[1].hub)).collect();
+    hosts[0].device.fail(Verb::RegMr, 12, When::Before, u32::MAX);
+    full.iter_mut().for_each(|[one, _]| fill(one));
+    (hosts, full, [one.unwrap(), two.unwrap().0])
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_waits_for_a_buffer_gets_the_one_that_comes_back() {
     for way in WAYS {
-        let set = |hub: HubBuilder| {
-            hub.chunk(256).receives(4).shared_receives(4).keep_alive(10 * PATIENCE).linger(LINGER)
-        };
-        let hosts = [Host::with(set), Host::new()];
-        let listener = tasks::Listener::bind(&hosts[1].hub, "127.0.0.1:0").await.unwrap();
-        let connects = tasks::Stream::connect(&hosts[0].hub, listener.local_addr().unwrap());
-        let (one, two) = tokio::join!(connects, listener.accept());
-        let (mut one, _two) = (one.unwrap(), two.unwrap().0);
-        let mut full: Vec<_> = (0..4).map(|_| pair(&hosts[0].hub, &hosts[1].hub)).collect();
-        hosts[0].device.fail(Verb::RegMr, 12, When::Before, u32::MAX);
-        full.iter_mut().for_each(|[one, _]| fill(one));
+        let (_hosts, mut full, [mut one, _two]) = full_hub().await;
         let mut writing = pin!(one.write_all(b"mine"));
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
@@ -95,6 +100,32 @@ async fn a_task_that_waits_for_a_buffer_gets_the_one_that_comes_back() {
         tokio::time::timeout(PATIENCE, writing).await.expect("it waits for ever").unwrap();
         drop(gives.join().unwrap());
     }
+}
+
+/// On a runtime of one thread, the task that gives the buffer back runs only when this one waits.
+#[tokio::test]
+async fn a_stream_without_a_buffer_is_not_writable() {
+    let (_hosts, mut full, [one, _two]) = full_hub().await;
+    let comes_back = full.pop().unwrap();
+    let gives = tokio::spawn(async move {
+        tokio::task::yield_now().await;
+        WAYS[3](comes_back)
+    });
+    let mut tries = 0;
+    let writing = async {
+        loop {
+            tries += 1;
+            one.writable().await.unwrap();
+            match one.try_write(b"mine") {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                written => break written.unwrap(),
+            }
+        }
+    };
+    let written = tokio::time::timeout(PATIENCE, writing).await.expect("it waits for ever");
+    assert_eq!(written, 4);
+    assert!(tries < 100, "it was told {tries} times that there is room");
+    drop(gives.await.unwrap());
 }
 
 /// Receives that all streams share are not lost with a stream.
