@@ -404,6 +404,7 @@ impl Core {
             cq.missed = true;
             return;
         }
+        cq.is_announced = true;
         let was_armed = std::mem::replace(&mut cq.armed, Armed::No) != Armed::No;
         self.armed -= u32::from(was_armed && !cq.is_attended);
         if let Some(fd) = cq.channel {

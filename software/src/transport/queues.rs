@@ -36,6 +36,8 @@ pub(crate) struct CompletionQueue {
     pub(crate) owes: bool,
     /// Some were: a thread that sleeps, or begins to, looks once more.
     pub(crate) missed: bool,
+    /// It has raised an event since the program took a completion from it.
+    pub(crate) is_announced: bool,
     /// The program can ask when something completed.
     pub(crate) is_timed: bool,
     /// The file of its completion channel.
@@ -68,6 +70,7 @@ impl CompletionQueue {
             sleepers: 0,
             owes: false,
             missed: false,
+            is_announced: false,
             is_timed: false,
             channel,
             users: 0,

@@ -1,6 +1,7 @@
 //! How long a peer that does not answer is waited for, and acknowledgements that are held back.
 
 use super::*;
+use crate::transport::queues::Armed;
 use crate::transport::requester::STARVED_FOR;
 
 #[test]
@@ -78,6 +79,26 @@ fn who_sleeps_wakes_for_what_it_received_though_another_has_polled_it() {
     sleeper.engine.end_sleep(cq);
     // The sleeper is told once.
     assert!(sleeper.engine.begin_sleep(cq) && !sleeper.engine.has_missed(cq));
+}
+
+/// As adapters do: a program that polls in vain, and then arms without another look, hears of what came in between.
+#[test]
+fn a_queue_that_is_armed_with_a_completion_in_it_raises_its_event_at_once() {
+    let mut world = World::new(6);
+    world.sides[1].receive(1, 0, 64);
+    world.sides[0].post(1, Operation::Send, Extra::None, 0, 64);
+    world.run(0);
+    let receiver = &mut world.sides[1];
+    let cq = receiver.cq;
+    let arm = |receiver: &mut Side, solicited_only| {
+        receiver.engine.arm(cq, solicited_only).unwrap();
+        receiver.engine.core.cqs.get_mut(cq).unwrap().armed
+    };
+    assert_eq!(arm(receiver, true), Armed::Solicited, "the message does not ask for an event");
+    assert_eq!(arm(receiver, false), Armed::No, "the event disarms it");
+    assert_eq!(arm(receiver, false), Armed::Any, "it has told of what is in it");
+    assert_eq!(receiver.poll().len(), 1);
+    assert_eq!(arm(receiver, false), Armed::Any, "there is nothing in it");
 }
 
 /// Lets a side look only when its timer has been due for so long.
