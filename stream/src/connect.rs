@@ -12,9 +12,12 @@ use ibverbs::event_loop::DetachedChannel;
 use ibverbs::rdmacm;
 use ibverbs::tcp::{DeadlineStream, Exchange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use crate::handshake::{Handshake, Progress, Role};
 use crate::hub::{Hub, Inner};
+use crate::interrupt;
 #[cfg(feature = "rdmacm")]
 use crate::manager::{self, Accepting};
 use crate::stream::{Addresses, Handle, Stream};
@@ -47,13 +50,16 @@ where
     let inner = &hub.inner;
     inner.watch()?;
     let socket = stream.as_fd().try_clone_to_owned()?;
+    let _connecting = interrupt::of_stream(inner, &socket)?;
     let mut handshake = Handshake::new(inner, role)?;
     loop {
         let advanced = handshake.step(Exchange::advance)?;
         if let Progress::Done(hello) = advanced {
             return handshake.finish(&hello, PeerWatch::Socket(socket), addresses).map(Stream::new);
         }
-        carry(handshake.exchange(), &mut stream, deadline)?;
+        let carried = carry(handshake.exchange(), &mut stream, deadline);
+        inner.check_stopped()?;
+        carried?;
     }
 }
 
@@ -99,22 +105,41 @@ pub(crate) fn explain(error: io::Error) -> io::Error {
 
 /// Connects to the first address that leads anywhere.
 fn first<T>(
+    hub: &Hub,
     address: impl ToSocketAddrs,
     deadline: Instant,
-    connect: impl Fn(SocketAddr, Duration) -> io::Result<T>,
+    connect: impl Fn(SocketAddr) -> io::Result<T>,
 ) -> io::Result<T> {
     let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
     for address in address.to_socket_addrs().map_err(explain)? {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        hub.inner.check_stopped()?;
+        if Instant::now() >= deadline {
             return Err(ErrorKind::TimedOut.into());
         }
-        match connect(address, left) {
+        match connect(address) {
             Ok(connected) => return Ok(connected),
             Err(error) => last = error,
         }
     }
+    hub.inner.check_stopped()?;
     Err(last)
+}
+
+/// Does what [`TcpStream::connect_timeout`] does, until the hub is stopped.
+fn connect_tcp(hub: &Inner, to: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = TcpStream::from(net::socket_with(family, SocketType::STREAM, flags, None)?);
+    match net::connect(&stream, &to) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            hub.wait_for(stream.as_fd(), PollFlags::OUT, deadline)?;
+            stream.take_error()?.map_or(Ok(()), Err)?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 impl Stream {
@@ -122,15 +147,14 @@ impl Stream {
     ///
     /// # Errors
     ///
-    ///  - `TimedOut`: the deadline has passed.
+    ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped.
     ///  - `InvalidInput`: the address is not of the form `HOST:PORT`.
     ///  - `ConnectionRefused`: nobody listens, or the peer has closed the connection before it was made.
     ///  - `InvalidData`: the peer is another program. `Unsupported`: it has another version of the exchange.
     ///  - `OutOfMemory`: the hub has [`max_connections`](crate::HubBuilder::max_connections) streams.
     ///  - Those of the verbs.
     pub fn connect(hub: &Hub, address: impl ToSocketAddrs, deadline: Instant) -> io::Result<Self> {
-        let stream =
-            first(address, deadline, |address, left| TcpStream::connect_timeout(&address, left))?;
+        let stream = first(hub, address, deadline, |to| connect_tcp(&hub.inner, to, deadline))?;
         stream.set_nodelay(true)?;
         let addresses = Addresses::of(&stream);
         over(hub, stream, Role::Connects, deadline, addresses)
@@ -141,7 +165,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    ///  - `TimedOut`: the deadline has passed.
+    ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped.
     ///  - `ConnectionRefused`: no program listens there, or it has rejected the stream: it has no room, or is another program.
     ///  - `HostUnreachable`: no RDMA device leads there, or the peer does not answer.
     ///  - `InvalidInput`: the address is reached through another device than the hub's.
@@ -156,7 +180,8 @@ impl Stream {
         deadline: Instant,
     ) -> io::Result<Self> {
         hub.inner.watch()?;
-        first(address, deadline, |to, _| manager::connect(&hub.inner, to, deadline)).map(Self::new)
+        let connect = |to| manager::connect(&hub.inner, to, deadline);
+        first(hub, address, deadline, connect).map(Self::new)
     }
 
     /// Connects to the peer at the other end of a stream: a Unix socket, or one that was accepted by other means. The stream is
@@ -317,7 +342,11 @@ impl Listener {
         let mut turn = self.turn(deadline)?;
         let Some(Waiting { acceptor, clients }) = &mut turn.waiting else { unreachable!() };
         loop {
-            self.check_stopped()?;
+            if let Err(error) = self.hub.inner.check_stopped() {
+                // They need not wait until the listener is dropped.
+                clients.clear();
+                return Err(error);
+            }
             let mut failure = None;
             while clients.len() < AT_A_TIME && failure.is_none() {
                 match acceptor.next() {
@@ -373,7 +402,7 @@ impl Listener {
     fn turn(&self, deadline: Option<Instant>) -> io::Result<Turn<'_>> {
         let mut place = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            self.check_stopped()?;
+            self.hub.inner.check_stopped()?;
             if let Some(waiting) = place.take() {
                 return Ok(Turn { listener: self, waiting: Some(waiting) });
             }
@@ -386,10 +415,6 @@ impl Listener {
                 None => self.given_back.wait(place).unwrap_or_else(PoisonError::into_inner),
             };
         }
-    }
-
-    fn check_stopped(&self) -> io::Result<()> {
-        self.hub.inner.lock().stopped.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Sleeps until there is another client, or one of them goes on.

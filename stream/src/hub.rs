@@ -154,7 +154,8 @@ impl Hub {
         Stats { connections: state.count, ..state.stats }
     }
 
-    /// Ends all streams, with [`Aborted`](StreamError::Aborted), all calls that accept, and whatever [runs](Self::run) the hub.
+    /// Ends all streams, with [`Aborted`](StreamError::Aborted), all calls that connect or accept, and whatever [runs](Self::run) the
+    /// hub. A thread that looks up the name of a host goes on with that first.
     pub fn stop(&self) {
         let mut state = self.inner.lock();
         state.stop(StreamError::Aborted);

@@ -28,6 +28,7 @@ mod hub;
 pub mod hyper;
 #[cfg(any(feature = "axum", feature = "tonic"))]
 mod info;
+mod interrupt;
 #[cfg(feature = "rdmacm")]
 mod manager;
 mod owned;

@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use ibverbs::rdmacm::{
     Connecting, Connection, ConnectionControl, ConnectionError, ConnectionRequest, PendingAccept,
-    Route, Separate, Step,
+    Route, RouteResolution, Separate, Step,
 };
 use ibverbs::{Channel, PooledBuffer};
+use rustix::event::PollFlags;
 
 use crate::conn::Conn;
 use crate::handshake::{Place, channel};
@@ -28,10 +29,29 @@ pub(crate) fn connect(
     to: std::net::SocketAddr,
     deadline: Instant,
 ) -> io::Result<Handle> {
-    let route = Route::resolve(to, deadline).map_err(kind_of)?;
+    let begun = Route::to(to).begin(deadline).map_err(kind_of)?;
+    let route = finished(hub, begun, RouteResolution::step, deadline)?;
     let prepared = channel(hub)?.port(route.port()).build()?;
     let hello = hub.config.hello().to_bytes();
-    connected(hub, route.connect(prepared, &hello, deadline).map_err(kind_of)?)
+    let pending = route.prepare(prepared).map_err(|(.., error)| kind_of(error))?;
+    let connecting = pending.start(&hello).map_err(kind_of)?;
+    connected(hub, finished(hub, connecting, Connecting::step, deadline)?)
+}
+
+/// Waits until something that goes on in steps is done, or the hub is stopped.
+fn finished<S: AsFd, T>(
+    hub: &Inner,
+    mut begun: S,
+    step: impl Fn(S) -> Result<Step<T, S>, ConnectionError>,
+    deadline: Instant,
+) -> io::Result<T> {
+    loop {
+        begun = match step(begun).map_err(kind_of)? {
+            Step::Done(done) => return Ok(done),
+            Step::Pending(pending) => pending,
+        };
+        hub.wait_for(begun.as_fd(), PollFlags::IN, deadline)?;
+    }
 }
 
 /// Connects a task: see [`connect`].

@@ -1,7 +1,9 @@
 //! The state behind a hub's lock: the loop, the streams with their buffers, and the tasks that are woken when the lock is released.
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -47,6 +49,9 @@ pub(crate) struct State {
     pub(crate) kept: Option<Arc<dyn Any + Send + Sync>>,
     /// Tasks that wait for clients, until the hub is stopped.
     pub(crate) accepting: Vec<Arc<Waker>>,
+    /// Connects that are under way, each with a number of its own.
+    pub(crate) connecting: BTreeMap<u64, Interrupt>,
+    pub(crate) next_connect: u64,
     pub(crate) stopped: Option<StreamError>,
     next_tick: Instant,
     pub(crate) stats: Stats,
@@ -83,6 +88,29 @@ impl Member {
             && !self.owes
             && self.writer.is_none()
             && (self.reader.is_none() || !self.conn.has_pieces())
+    }
+}
+
+/// How a connect that is under way is interrupted.
+pub(crate) enum Interrupt {
+    /// The task is woken, and looks whether the hub was stopped.
+    #[cfg_attr(not(feature = "tokio"), expect(dead_code, reason = "there are no tasks"))]
+    Task(Arc<Waker>),
+    /// The stream over which a thread connects, of whatever kind it is, is shut down: that ends a read and a write.
+    Stream(UnixStream),
+}
+
+impl Interrupt {
+    /// Returns the waker of a task, which is woken when the lock is released.
+    pub(crate) fn end(self) -> Option<Arc<Waker>> {
+        match self {
+            Self::Task(waker) => Some(waker),
+            Self::Stream(stream) => {
+                // What is no socket ends by the deadline.
+                let _ = stream.shutdown(Shutdown::Both);
+                None
+            }
+        }
     }
 }
 
@@ -162,6 +190,8 @@ impl State {
             lingered_until: None,
             kept: None,
             accepting: Vec::new(),
+            connecting: BTreeMap::new(),
+            next_connect: 0,
             stopped: None,
             next_tick: now() + config.keep_alive,
             stats: Stats::default(),
@@ -613,6 +643,8 @@ impl State {
     pub(crate) fn stop(&mut self, error: StreamError) {
         self.stopped.get_or_insert(error);
         self.woken.append(&mut self.accepting);
+        let connecting = mem::take(&mut self.connecting);
+        self.woken.extend(connecting.into_values().filter_map(Interrupt::end));
         for id in self.ids() {
             if let Some(member) = self.member(id) {
                 member.conn.fail(error);

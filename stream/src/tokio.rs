@@ -490,8 +490,11 @@ impl Stream {
     ///
     /// Those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let stream = TcpStream::connect(address).await.map_err(explain)?;
-        over_tcp(Handshake::new(&hub.inner, Role::Connects)?, stream).await
+        let connects = async {
+            let stream = TcpStream::connect(address).await.map_err(explain)?;
+            over_tcp(Handshake::new(&hub.inner, Role::Connects)?, stream).await
+        };
+        hub.inner.unless_stopped(connects).await
     }
 
     /// `rdma_connect`: connects by the connection manager: see
@@ -504,15 +507,18 @@ impl Stream {
     #[cfg(feature = "rdmacm")]
     #[doc(alias = "rdma_connect")]
     pub async fn connect_rdmacm(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        ensure_driven(&hub.inner)?;
-        let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
-        for to in ::tokio::net::lookup_host(address).await.map_err(explain)? {
-            match manager::connect_on_tokio(&hub.inner, to, now() + PATIENCE).await {
-                Ok(handle) => return Ok(Self::new(handle)),
-                Err(error) => last = error,
+        let connects = async {
+            ensure_driven(&hub.inner)?;
+            let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
+            for to in ::tokio::net::lookup_host(address).await.map_err(explain)? {
+                match manager::connect_on_tokio(&hub.inner, to, now() + PATIENCE).await {
+                    Ok(handle) => return Ok(Self::new(handle)),
+                    Err(error) => last = error,
+                }
             }
-        }
-        Err(last)
+            Err(last)
+        };
+        hub.inner.unless_stopped(connects).await
     }
 
     /// Connects to the peer at the other end of a stream: a Unix socket, one of TLS, or one of a
@@ -529,7 +535,8 @@ impl Stream {
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let handshake = Handshake::new(&hub.inner, role)?;
-        let (handshake, hello) = join(handshake, &mut stream).await?;
+        let joins = join(handshake, &mut stream);
+        let (handshake, hello) = hub.inner.unless_stopped(joins).await?;
         let (inner, id) = (Arc::downgrade(&hub.inner), handshake.id());
         let stream = Arc::new(Mutex::new(stream));
         let task = Task::new(move || ::tokio::spawn(watch(stream.clone(), inner.clone(), id)));
@@ -1327,7 +1334,7 @@ impl Listener {
         accepting.next += 1;
         let own = Arc::clone(&has_place);
         let task = accepting.joins.spawn(async move {
-            let connects = arrived.connect(&hub, &pending, &own);
+            let connects = hub.inner.unless_stopped(arrived.connect(&hub, &pending, &own));
             let connected = ::tokio::time::timeout(PATIENCE, connects).await;
             (number, connected.unwrap_or_else(|elapsed| Err(elapsed.into())))
         });

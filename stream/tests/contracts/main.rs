@@ -9,6 +9,7 @@ mod listeners;
 mod orders;
 mod owned;
 mod promises;
+mod stopped;
 mod tasks;
 mod threads;
 

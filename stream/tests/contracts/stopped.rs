@@ -1,0 +1,190 @@
+//! Hubs that are stopped while streams are being connected: whoever waits hears of it at once.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ibverbs::rdmacm;
+use ibverbs_stream::{Hub, Listener, Role, Stream, tokio as tasks};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Host, MANAGED, PATIENCE, managed_hub, soon};
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+fn is_stopped<T>(connected: io::Result<T>) {
+    let Err(error) = connected else { panic!("it has connected") };
+    assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
+    assert_eq!(error.to_string(), "the hub of the stream was stopped");
+}
+
+/// The deadline of connects, which do not wait for it.
+fn late() -> Instant {
+    Instant::now() + 2 * PATIENCE
+}
+
+/// A thread and a task connect with hubs that are stopped when they wait.
+fn try_both(
+    mut new_hub: impl FnMut() -> Hub,
+    mut wait: impl FnMut(&Hub),
+    by_thread: impl Fn(&Hub) -> io::Result<Stream> + Sync,
+    by_task: impl AsyncFn(&Hub) -> io::Result<tasks::Stream> + Sync,
+) {
+    for by_tasks in [false, true] {
+        let hub = new_hub();
+        thread::scope(|threads| {
+            let connecting = threads.spawn(|| {
+                if !by_tasks {
+                    return is_stopped(by_thread(&hub));
+                }
+                let runtime = runtime();
+                let connected = async { tokio::time::timeout(2 * PATIENCE, by_task(&hub)).await };
+                is_stopped(runtime.block_on(connected).expect("it never ends"));
+            });
+            wait(&hub);
+            hub.stop();
+            let stopped = Instant::now();
+            connecting.join().unwrap();
+            assert!(stopped.elapsed() < PATIENCE, "it waits for its deadline");
+        });
+        // As one that begins afterwards.
+        is_stopped(by_thread(&hub));
+        assert_eq!(hub.stats().connections, 0);
+    }
+}
+
+/// Nobody answers at the server's end of the connection.
+#[test]
+fn a_connect_ends_while_the_server_says_nothing() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = silent.local_addr().unwrap();
+    let mut accepted = Vec::new();
+    let mut hosts = Vec::new();
+    let new_hub = || {
+        hosts.push(Host::new());
+        hosts.last().unwrap().hub.clone()
+    };
+    let wait = |_: &Hub| {
+        let (mut stream, _) = silent.accept().unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        accepted.push(stream);
+    };
+    let by_thread = |hub: &Hub| Stream::connect(hub, to, late());
+    try_both(new_hub, wait, by_thread, async |hub| tasks::Stream::connect(hub, to).await);
+}
+
+/// Whether TCP waits for the first answer from this port.
+fn is_asked(port: u16) -> bool {
+    let state = format!(":{port:04X} 02 ");
+    std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&state)
+}
+
+/// The server's backlog is full, so that TCP itself has no answer.
+#[test]
+fn a_connect_ends_while_tcp_waits() {
+    let full = TcpListener::bind("127.0.0.1:0").unwrap();
+    // SAFETY: the descriptor is a listener's.
+    assert_eq!(unsafe { libc::listen(full.as_raw_fd(), 0) }, 0);
+    let to = full.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&to, Duration::from_secs(1)) {
+        waiting.push(stream);
+    }
+    let mut hosts = Vec::new();
+    let new_hub = || {
+        hosts.push(Host::new());
+        hosts.last().unwrap().hub.clone()
+    };
+    let wait = |_: &Hub| {
+        let until = soon();
+        while !is_asked(to.port()) {
+            assert!(Instant::now() < until, "nobody connects");
+            thread::yield_now();
+        }
+    };
+    let by_thread = |hub: &Hub| Stream::connect(hub, to, late());
+    try_both(new_hub, wait, by_thread, async |hub| tasks::Stream::connect(hub, to).await);
+}
+
+#[test]
+fn a_connect_ends_while_the_connection_manager_waits() {
+    let at = SocketAddr::from((MANAGED.address(), 0));
+    let mut listener = rdmacm::Listener::bind(at).unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut requests = Vec::new();
+    let wait = |_: &Hub| requests.push(listener.next_until(soon()).unwrap());
+    let by_thread = |hub: &Hub| Stream::connect_rdmacm(hub, to, late());
+    let by_task = async |hub: &Hub| tasks::Stream::connect_rdmacm(hub, to).await;
+    try_both(|| managed_hub(8), wait, by_thread, by_task);
+}
+
+/// Either role, over a stream of the program's.
+#[test]
+fn a_connect_over_a_stream_ends() {
+    for role in [Role::Connects, Role::Accepts] {
+        let mut hosts = Vec::new();
+        let new_hub = || {
+            hosts.push(Host::new());
+            hosts.last().unwrap().hub.clone()
+        };
+        let peers = Mutex::new(Vec::new());
+        let wait = |hub: &Hub| {
+            while hub.stats().connections == 0 {
+                thread::yield_now();
+            }
+        };
+        let own = || {
+            let (own, peer) = UnixStream::pair().unwrap();
+            peers.lock().unwrap().push(peer);
+            own
+        };
+        let by_thread = |hub: &Hub| Stream::over(hub, own(), role, late());
+        try_both(new_hub, wait, by_thread, async |hub| {
+            let own = own();
+            own.set_nonblocking(true).unwrap();
+            tasks::Stream::over(hub, tokio::net::UnixStream::from_std(own).unwrap(), role).await
+        });
+    }
+}
+
+/// A client in the middle of connecting hears that the listener's hub is stopped, though the listener is there.
+#[test]
+fn clients_of_a_listener_are_not_left_waiting() {
+    for by_tasks in [false, true] {
+        let host = Host::new();
+        let runtime = runtime();
+        let client = |to| {
+            let mut client = TcpStream::connect(to).unwrap();
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.write_all(b"i").unwrap();
+            while host.hub.stats().connections == 0 {
+                thread::yield_now();
+            }
+            host.hub.stop();
+            let error = client.read(&mut [0]).err().map(|error| error.kind());
+            assert!(matches!(error, None | Some(ErrorKind::ConnectionReset)), "{error:?}");
+        };
+        if by_tasks {
+            let bound = tasks::Listener::bind(&host.hub, "127.0.0.1:0");
+            let listener = runtime.block_on(bound).unwrap();
+            let to = listener.local_addr().unwrap();
+            thread::scope(|threads| {
+                threads.spawn(|| client(to));
+                is_stopped(runtime.block_on(listener.accept()));
+            });
+        } else {
+            let listener = Listener::bind(&host.hub, "127.0.0.1:0").unwrap();
+            let to = listener.local_addr().unwrap();
+            thread::scope(|threads| {
+                threads.spawn(|| client(to));
+                is_stopped(listener.accept());
+            });
+        }
+    }
+}
