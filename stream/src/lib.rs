@@ -29,6 +29,7 @@ pub mod hyper;
 #[cfg(any(feature = "axum", feature = "tonic"))]
 mod info;
 mod interrupt;
+mod linger;
 #[cfg(feature = "rdmacm")]
 mod manager;
 mod owned;

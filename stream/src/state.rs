@@ -19,6 +19,7 @@ use crate::buffers::Buffers;
 use crate::config::Config;
 use crate::conn::{Conn, Cursor, Piece, Post, Read, Sent, Tick};
 use crate::drivers::{Drivers, now};
+use crate::linger::Lingered;
 use crate::watch::PeerWatch;
 use crate::wire::HEADER;
 use crate::{Stats, StreamError};
@@ -43,8 +44,8 @@ pub(crate) struct State {
     pub(crate) ending: Vec<ChannelId>,
     /// Streams that were dropped, with the time when they are given up, in order.
     lingering: VecDeque<(Instant, ChannelId)>,
-    /// When a thread has last waited for `linger` in vain.
-    pub(crate) lingered_until: Option<Instant>,
+    /// What drops of threads' streams have waited.
+    lingered: Lingered,
     /// The hub itself, while streams linger in a simulation, where no thread keeps it.
     pub(crate) kept: Option<Arc<dyn Any + Send + Sync>>,
     /// Tasks that wait for clients, until the hub is stopped.
@@ -187,7 +188,7 @@ impl State {
             ended: Vec::new(),
             ending: Vec::new(),
             lingering: VecDeque::new(),
-            lingered_until: None,
+            lingered: Lingered::default(),
             kept: None,
             accepting: Vec::new(),
             connecting: BTreeMap::new(),
@@ -588,13 +589,12 @@ impl State {
 
     /// How long a thread waits for the end of a stream that it has dropped.
     pub(crate) fn lingers_for(&self, now: Instant) -> Duration {
-        const EACH: Duration = Duration::from_millis(10);
-        let lingers = self.config.lingers();
-        // Streams that are dropped one after the other share one period.
-        match self.lingered_until {
-            Some(before) if now < before + lingers => EACH.min(lingers),
-            _ => lingers,
-        }
+        self.lingered.left(now, self.config.lingers())
+    }
+
+    /// A thread has waited for the end of a stream.
+    pub(crate) fn has_lingered(&mut self, since: Instant) {
+        self.lingered.has_waited(since, now(), self.config.lingers());
     }
 
     /// The stream is needed no more.

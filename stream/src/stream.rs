@@ -148,9 +148,9 @@ impl Drop for Handle {
             let is_gone = state.member(*id).is_none() && !state.ending.contains(id);
             Ok(is_gone.then_some(()))
         };
-        if hub.wait(Some(until), is_gone).is_err() {
-            hub.lock().lingered_until = Some(now());
-        }
+        let since = now();
+        let _ = hub.wait(Some(until), is_gone);
+        hub.lock().has_lingered(since);
     }
 }
 

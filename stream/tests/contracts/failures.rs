@@ -295,6 +295,40 @@ fn a_peer_that_is_killed_resets_its_streams() {
     }
 }
 
+/// This test is the client, too: it runs itself, and stops that, so that its device does not answer. Keep-alive ends each drop before
+/// the period of `linger` is over, and the next one has what is left of that.
+#[test]
+fn drops_beside_a_peer_that_is_stopped_share_a_period() {
+    const COUNT: u32 = 20;
+    const ADDRESS: &str = "IBVERBS_STREAM_STOPPED";
+    let keep_alive = Duration::from_millis(200);
+    let host =
+        Host::with(|hub| hub.max_connections(COUNT).keep_alive(keep_alive).linger(4 * keep_alive));
+    if let Ok(address) = std::env::var(ADDRESS) {
+        let connect = |_| Stream::connect(&host.hub, &*address, soon()).unwrap();
+        let _all: Vec<_> = (0..COUNT).map(connect).collect();
+        thread::sleep(PATIENCE);
+        return;
+    }
+    let listener = Listener::bind(&host.hub, "127.0.0.1:0").unwrap();
+    let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "failures::drops_beside_a_peer_that_is_stopped_share_a_period"])
+        .env(ADDRESS, listener.local_addr().unwrap().to_string())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let all: Vec<_> = (0..COUNT).map(|_| listener.accept().unwrap().0).collect();
+    // SAFETY: it is a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(victim.id() as i32, libc::SIGSTOP) }, 0);
+    let start = Instant::now();
+    drop(all);
+    let taken = start.elapsed();
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    // Each of them would wait for two periods of keep-alive.
+    assert!(taken < COUNT * keep_alive, "{taken:?} for {COUNT} streams");
+}
+
 /// This test is the client, too: it runs itself with many streams, and kills that. The server's tasks notice all of them at once, and
 /// not by keep-alive.
 #[test]
