@@ -35,13 +35,8 @@ impl Buffers {
         Self { pools, chunk: config.chunk, count: 0, most, wanted: 0, lent: 0, starved }
     }
 
-    /// Whether a stream waits for a buffer, and there is one.
-    #[inline]
-    pub(crate) fn can_feed(&self) -> bool {
-        !self.starved.is_empty() && self.has_free()
-    }
-
-    fn has_free(&self) -> bool {
+    #[cold]
+    pub(crate) fn has_free(&self) -> bool {
         self.pools.iter().any(|pool| pool.available() > 0)
     }
 

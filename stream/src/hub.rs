@@ -480,7 +480,7 @@ impl Drop for Guard<'_> {
                 || !state.ended.is_empty()
                 || state.wakes_threads
                 || state.buffers.are_wanted()
-                || state.buffers.can_feed()
+                || !state.buffers.starved.is_empty()
                 || state.needs_helper())
         {
             self.attend();

@@ -400,7 +400,7 @@ impl State {
     /// Wakes the writers that have found no buffer, if there is one.
     #[inline]
     pub(crate) fn feed(&mut self) {
-        if !self.buffers.can_feed() {
+        if self.buffers.starved.is_empty() || !self.buffers.has_free() {
             return;
         }
         let (starved, wakes_threads) = self.buffers.starved.fed(&self.drivers);
