@@ -47,6 +47,7 @@ impl Buffers {
     }
 
     /// Whether this stream would find a buffer. If not, it is told when there is one.
+    #[cfg(feature = "tokio")]
     pub(crate) fn can_take(&mut self, id: ChannelId) -> bool {
         let found = self.has_free();
         self.want_unless(found);

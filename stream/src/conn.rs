@@ -627,6 +627,7 @@ impl<B: Chunk> Conn<B> {
     }
 
     /// Whether a write needs a buffer.
+    #[cfg(feature = "tokio")]
     pub(crate) fn needs_buffer(&self) -> bool {
         self.tail.is_none() && !self.will_refuse()
     }

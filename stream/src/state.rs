@@ -463,6 +463,7 @@ impl State {
     }
 
     /// Whether a write would not wait. If it would for a buffer, the stream is told when there is one.
+    #[cfg(feature = "tokio")]
     pub(crate) fn can_write(&mut self, id: ChannelId) -> Result<bool, StreamError> {
         let Self { members, buffers, .. } = self;
         let conn = &member(members, id).ok_or(StreamError::Aborted)?.conn;
