@@ -197,6 +197,22 @@ async fn a_uri_of_another_scheme_is_refused_unless_told() {
     .await;
 }
 
+#[tokio::test]
+async fn a_host_that_is_not_found_is_named() {
+    ends(async {
+        use tower_service::Service as _;
+        let (client, _device) = hub(|hub| hub);
+        // No name is so long, so that nobody is asked for it.
+        let host = "x".repeat(64);
+        for connector in [Connector::new(&client), Connector::rdmacm(&client)] {
+            let uri: http::Uri = format!("http://{host}:1/").parse().unwrap();
+            let error = connector.clone().call(uri).await.unwrap_err();
+            assert!(error.to_string().contains(&host), "{error}");
+        }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_tonic_ends_with_its_hub() {
     ends(async {
