@@ -292,6 +292,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     pub(crate) fn take_completions(&mut self) {
+        self.table.turns = self.table.turns.wrapping_add(1);
         self.table.settle_all(self.members.capacity);
     }
 

@@ -127,6 +127,8 @@ pub(super) struct Table<B> {
     pub(super) has_idle_work: bool,
     /// Tells a list the length of its message. A receive into a list sets it, always to the same function.
     pub(super) received: Option<fn(&mut B, usize)>,
+    /// Number of polls for tasks.
+    pub(super) turns: u32,
     /// Some channel has refused sends while those in flight were waited for.
     pub(super) has_drained: bool,
     /// A reactor calls slow verbs while the loop is not borrowed.
@@ -162,6 +164,7 @@ impl<B> Table<B> {
             with_unposted: Vec::new(),
             has_idle_work: false,
             received: None,
+            turns: 0,
             has_drained: false,
             is_of_tasks: false,
             first_generation: NEXT_GENERATION.fetch_add(0x9e37_79b1, Ordering::Relaxed),

@@ -200,6 +200,7 @@ impl<B> Loop<'_, B> {
     #[inline(always)]
     pub(crate) fn begin_turn(&mut self) -> TransportResult<usize> {
         let table = &mut self.table;
+        table.turns = table.turns.wrapping_add(1);
         // All that polls for tasks takes all.
         debug_assert!(table.batch.is_empty());
         // SAFETY: as in `Table::poll`.
@@ -438,7 +439,7 @@ impl<B> Table<B> {
         shared_by: Option<ChannelId>,
         mut wake: impl FnMut(&mut Deferred, &mut Option<Waker>),
     ) {
-        let Self { slots, entries, outcomes, deferred, waiters, has_drained, .. } = self;
+        let Self { slots, entries, outcomes, deferred, waiters, turns, has_drained, .. } = self;
         // Each slot has an outcome. So no panic, whose arguments the compiler would prepare in each turn.
         let (Some(slot), Some(outcome)) =
             (slots.get_mut(index as usize), outcomes.get_mut(index as usize))
@@ -463,10 +464,16 @@ impl<B> Table<B> {
             tasks.messages.push(slots, index);
             let first = tasks.lines[1].first;
             match waiters.places.get_mut(first as usize) {
-                Some(first) if first.waker.is_some() => wake(deferred, &mut first.waker),
+                Some(first) if first.waker.is_some() => {
+                    tasks.woken_in = *turns;
+                    wake(deferred, &mut first.waker);
+                }
                 // The first task was woken for an earlier message and has not come. Its future may be forgotten.
-                Some(_) => waiters.wake_next(deferred, first),
-                None => {}
+                Some(_) if tasks.woken_in != *turns => {
+                    tasks.woken_in = *turns;
+                    waiters.wake_next(deferred, first);
+                }
+                _ => {}
             }
         }
         if self.entries[channel].tasks.is_draining {

@@ -26,6 +26,8 @@ pub(super) struct Tasks {
     /// Tasks wait for room to send, or for a message.
     pub(super) lines: [List; 2],
     pub(super) receiving: Receiving,
+    /// The last turn that woke a task for a message.
+    pub(super) woken_in: u32,
     /// Sends are refused, and tasks wait until those in flight have ended.
     pub(super) is_draining: bool,
 }
