@@ -256,7 +256,7 @@ impl ProtectionDomain<'_> {
     /// ```no_run
     /// # // not on Soft-RoCE alone: needs on-demand paging
     /// use ibverbs::memory::MemoryAdvice;
-    /// use ibverbs::{MemoryRegion, RegionOptions};
+    /// use ibverbs::{AccessFlags, MemoryRegion, RegionOptions};
     ///
     /// # let context = ibverbs::open("mlx5_0")?;
     /// let domain = context.alloc_pd()?;
