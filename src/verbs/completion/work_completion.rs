@@ -13,19 +13,18 @@ use crate::base::{c_enum, debug, ffi, getters};
 pub struct WorkCompletion(ffi::ibv_wc);
 
 impl WorkCompletion {
-    /// The number that the request was posted under.
-    pub fn wr_id(&self) -> u64 {
-        self.0.wr_id
-    }
+    getters! { self,
+        /// The number that the request was posted under.
+        wr_id: u64 => self.0.wr_id;
 
-    /// Whether the request was carried out.
-    pub fn is_success(&self) -> bool {
-        self.0.status == ffi::ibv_wc_status::IBV_WC_SUCCESS
-    }
+        /// Whether the request was carried out.
+        is_success: bool => self.0.status == ffi::ibv_wc_status::IBV_WC_SUCCESS;
 
-    /// The number of the local queue pair.
-    pub fn queue_pair_number(&self) -> u32 {
-        self.0.qp_num
+        /// The number of the local queue pair.
+        queue_pair_number: u32 => self.0.qp_num;
+
+        /// The C struct.
+        as_raw: &ffi::ibv_wc => &self.0;
     }
 
     /// How the request ended.
@@ -44,11 +43,6 @@ impl WorkCompletion {
         // compares would cost an instruction per successful completion.
         let status = unsafe { ptr::read_volatile(&self.0.status) };
         WorkError::new(status.into(), self.0.vendor_err)
-    }
-
-    /// The C struct.
-    pub fn as_raw(&self) -> &ffi::ibv_wc {
-        &self.0
     }
 }
 
@@ -99,22 +93,6 @@ impl WorkSuccess {
         message_len(&self.raw)
     }
 
-    /// The operation.
-    #[inline]
-    pub fn opcode(&self) -> WorkOpcode {
-        self.raw.opcode.into()
-    }
-
-    /// The number of bytes that arrived, for a receive, a read or an atomic.
-    ///
-    /// Other requests may leave any value here. In UD receives it includes 40 bytes for the global route header. If
-    /// peers may write, check the opcode before you use it as a length within the buffer: in a
-    /// [`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate) it is the length of the write, which went
-    /// elsewhere and may be longer than the receive's memory.
-    pub fn byte_len(&self) -> u32 {
-        self.raw.byte_len
-    }
-
     /// The immediate data of the message, if any.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
@@ -134,36 +112,39 @@ impl WorkSuccess {
             .then_some(unsafe { self.raw.__bindgen_anon_1.invalidated_rkey })
     }
 
-    /// The number of the peer's queue pair; for UD receives only.
-    pub fn source_queue_pair(&self) -> u32 {
-        self.raw.src_qp
-    }
-
-    /// Whether the first 40 bytes of a UD receive are a global route header. If not, they are undefined.
-    #[inline]
-    pub fn has_global_route(&self) -> bool {
-        self.flag(ffi::ibv_wc_flags::IBV_WC_GRH)
-    }
-
     getters! { self,
-        /// The peer's LID; for UD receives on InfiniBand only.
+        /// The operation.
         #[inline]
+        opcode: WorkOpcode => self.raw.opcode.into();
+
+        /// The number of bytes that arrived, for a receive, a read or an atomic.
+        ///
+        /// Other requests may leave any value here. In UD receives it includes 40 bytes for the global route header. If
+        /// peers may write, check the opcode before you use it as a length within the buffer: in a
+        /// [`ReceiveWriteWithImmediate`](WorkOpcode::ReceiveWriteWithImmediate) it is the length of the write, which went
+        /// elsewhere and may be longer than the receive's memory.
+        byte_len: u32 => self.raw.byte_len;
+
+        /// The number of the peer's queue pair; for UD receives only.
+        source_queue_pair: u32 => self.raw.src_qp;
+
+        /// Whether the first 40 bytes of a UD receive are a global route header. If not, they are undefined.
+        #[inline]
+        has_global_route: bool => self.flag(ffi::ibv_wc_flags::IBV_WC_GRH);
+
+        /// The peer's LID; for UD receives on InfiniBand only.
         source_lid: u16 => self.raw.slid;
 
         /// The service level of the message; for UD receives only.
-        #[inline]
         service_level: u8 => self.raw.sl;
 
         /// The index of the P_Key of the message; for UD receives only.
-        #[inline]
         pkey_index: u16 => self.raw.pkey_index;
 
         /// The low bits of the local LID that received the message; for UD receives only.
-        #[inline]
         destination_path_bits: u8 => self.raw.dlid_path_bits;
 
         /// Bits of `enum ibv_wc_flags`.
-        #[inline]
         flags: u32 => self.raw.wc_flags;
 
         /// The C struct.
