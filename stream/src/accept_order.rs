@@ -40,7 +40,7 @@ impl Write for Speaks {
         }
         self.has_spoken = true;
         let written = self.stream.write(bytes);
-        // Of the one that came first, nobody listens.
+        // Nobody listens to the client that came first.
         let _ = self.says.send(());
         written
     }

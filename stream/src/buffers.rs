@@ -23,7 +23,7 @@ pub(crate) struct Buffers {
     most: usize,
     /// The number of buffers that a caller has not found.
     wanted: usize,
-    /// Those that the program has.
+    /// Buffers that the program has.
     pub(crate) lent: usize,
     pub(crate) starved: Starved<ChannelId>,
 }
@@ -137,8 +137,8 @@ impl<I: PartialEq> Starved<I> {
         }
     }
 
-    /// There is a buffer. Returns all whose tasks are to be woken, since the first of them may not want it any more, and whether
-    /// threads that sleep are, as no completion need have told them.
+    /// Call this when there is a buffer. Returns the streams whose tasks are to be woken, all of them since the first may not want
+    /// the buffer any more, and whether sleeping threads are to be woken, as no completion need have told them.
     pub(crate) fn fed(&mut self, drivers: &Drivers) -> (Vec<I>, bool) {
         (std::mem::take(&mut self.0), drivers.threads > 0)
     }

@@ -120,7 +120,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// So many credits are said at once, if nothing that is sent takes them along.
+    /// The number of credits that are sent at once, if no message takes them along.
     fn owed_at_most(&self) -> u32 {
         self.receives.div_ceil(2)
     }

@@ -343,7 +343,7 @@ impl Listener {
         let Some(Waiting { acceptor, clients }) = &mut turn.waiting else { unreachable!() };
         loop {
             if let Err(error) = self.hub.inner.check_stopped() {
-                // They need not wait until the listener is dropped.
+                // Clients need not wait until the listener is dropped.
                 clients.clear();
                 return Err(error);
             }

@@ -33,7 +33,7 @@ use ::tokio::runtime;
 /// After so many looks at which nothing was owed, the helper ends.
 const IDLE_LOOKS: u32 = if cfg!(test) { 2 } else { 1000 };
 
-/// Who drives, and what follows from it: without input, output or clock, so that a [test](crate::every_waiter) tries every order.
+/// Decides which task or thread drives: without input, output or clock, so that a [test](crate::every_waiter) tries every order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Drivers {
     /// How often anybody has polled.
@@ -44,7 +44,7 @@ pub(crate) struct Drivers {
     pub(crate) runs: u32,
     #[cfg(feature = "tokio")]
     runtimes: Vec<Runtime>,
-    /// Those of them that have no task. They stay.
+    /// Runtimes among them without a task. The entries stay.
     outsiders: u32,
     pub(crate) has_helper: bool,
     pub(crate) is_simulated: bool,
@@ -84,7 +84,7 @@ impl Drivers {
         is_new
     }
 
-    /// The task of a runtime has ended. Returns whether it has served others, which are to be woken: they look who serves them now.
+    /// The task of a runtime has ended. Returns whether it has served others, which are to be woken and find another driver.
     #[must_use]
     pub(crate) fn end(&mut self, id: RuntimeId) -> bool {
         let before = self.runtimes.len();
@@ -120,14 +120,14 @@ impl Drivers {
     }
 }
 
-/// What the helper has seen of other drivers.
+/// The helper's observations of other drivers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Looks {
     pub(crate) turns: Option<u64>,
     pub(crate) idle: u32,
 }
 
-/// What the helper does after a look.
+/// The helper's action after a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     Ends,

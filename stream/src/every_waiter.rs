@@ -15,7 +15,7 @@ use ::tokio::runtime::Builder;
 use crate::buffers::Starved;
 use crate::drivers::{Drivers, Look, Looks, RuntimeId};
 
-/// Somebody who waits.
+/// A waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Who {
     Thread,
@@ -33,9 +33,9 @@ enum Wants {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Phase {
-    /// It has not begun to wait.
+    /// The waiter has not begun to wait.
     Out,
-    /// A task has found nothing, and nobody who serves it.
+    /// A task has found nothing, and no driver.
     Unserved,
     /// A thread has found nothing, and is about to arm the queue; or it has, and is about to look again.
     Begun,
@@ -94,7 +94,7 @@ enum Ended {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Helper {
     looks: Looks,
-    /// It sleeps for the hub's files, and was told of something or not. `None`: it pauses.
+    /// The task sleeps for the hub's files, and was told of something or not. `None`: it pauses.
     sleeps: Option<bool>,
 }
 
@@ -108,7 +108,7 @@ struct World {
     helper: Option<Helper>,
     queue: VecDeque<Ended>,
     is_armed: bool,
-    /// What has not come yet.
+    /// Operations that have not ended yet.
     coming: Vec<Ended>,
     free: u8,
     /// Buffers of other streams that come back without an operation: of bytes that wait for a credit when the stream is dropped or
@@ -119,13 +119,13 @@ struct World {
     has_accepted: bool,
     has_credits: bool,
     is_stopped: bool,
-    // What is done when the lock is released.
+    // Threads are to be woken when the lock is released.
     wakes_threads: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Event {
-    /// Somebody who waits goes on.
+    /// A waiter goes on.
     Step(usize),
     /// The driver of a runtime is polled.
     Drive(usize),
@@ -138,7 +138,7 @@ enum Event {
     Ends(usize),
     /// A call gives back a buffer.
     GivesBack,
-    /// The stream of somebody who waits fails: its peer is gone.
+    /// A waiter's stream fails: its peer is gone.
     Fails(usize),
     Stops,
 }
@@ -476,7 +476,7 @@ impl World {
         }
     }
 
-    /// Nobody can go on: whoever waits has nothing to wake for.
+    /// No waiter can go on: each has nothing to wake for.
     fn is_at_rest(&self) {
         let arrived = |ended| !self.coming.contains(&ended);
         for (index, waiter) in self.waiters.iter().enumerate() {

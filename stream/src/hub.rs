@@ -319,7 +319,7 @@ impl Inner {
         self.wait_on(Waiting(self), deadline, look)
     }
 
-    /// It was not there.
+    /// The first look has found nothing.
     #[cold]
     fn wait_on<T>(
         &self,

@@ -1,4 +1,4 @@
-//! What ends the wait of streams that are being connected, when their hub is stopped.
+//! Ends the waits of streams that are being connected when their hub is stopped.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// How long each drop waits at most when the period is used up.
 const EACH: Duration = Duration::from_millis(10);
 
-/// What is used of the period. It comes back as time goes by in which no drop waits.
+/// The used part of the period, which comes back while no drop waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lingered {
     /// When all of the period is there again.
@@ -22,7 +22,7 @@ impl Lingered {
     /// A drop has waited, whatever has ended that.
     pub(crate) fn has_waited(&mut self, since: Instant, now: Instant, period: Duration) {
         let waited = now.saturating_duration_since(since);
-        // It takes as long to come back, from the end of the wait on.
+        // The time that a drop has waited comes back within as long, from the end of the wait on.
         let restored = self.restored.map_or(since, |at| at.max(since)) + 2 * waited;
         self.restored = Some(restored.min(now + period));
     }
@@ -58,7 +58,7 @@ mod tests {
             let taken = drop_all(&mut lingered, &mut now, 500, each);
             assert!(taken <= PERIOD + 500 * EACH, "{taken:?} with {each:?} for each");
             assert!(taken >= PERIOD.min(500 * each), "{taken:?} with {each:?} for each");
-            // As long as nothing is dropped, it comes back.
+            // The time comes back while nothing is dropped.
             let before = lingered.left(now, PERIOD);
             now += PERIOD / 2;
             assert!(lingered.left(now, PERIOD) >= before.max(PERIOD / 2));

@@ -148,7 +148,7 @@ impl Drop for ReceivedBuffer {
 /// A buffer that was not written, with the reason.
 #[derive(Debug)]
 pub struct NotWritten {
-    /// As it was.
+    /// The buffer, unchanged.
     pub buffer: SendBuffer,
     /// Why.
     pub error: io::Error,

@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub(crate) ending: Vec<ChannelId>,
     /// Streams that were dropped, with the time when they are given up, in order.
     lingering: VecDeque<(Instant, ChannelId)>,
-    /// What drops of threads' streams have waited.
+    /// The time that drops of threads' streams have waited.
     lingered: Lingered,
     /// The hub itself, while streams linger in a simulation, where no thread keeps it.
     pub(crate) kept: Option<Arc<dyn Any + Send + Sync>>,
@@ -107,7 +107,7 @@ impl Interrupt {
         match self {
             Self::Task(waker) => Some(waker),
             Self::Stream(stream) => {
-                // What is no socket ends by the deadline.
+                // A stream that is no socket ends by the deadline.
                 let _ = stream.shutdown(Shutdown::Both);
                 None
             }

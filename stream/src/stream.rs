@@ -159,7 +159,7 @@ pub(crate) struct Reader {
     pub(crate) handle: Arc<Handle>,
     /// Pieces taken of the stream: one, or more if some were put back.
     pub(crate) pieces: VecDeque<Piece<PooledBuffer>>,
-    /// That of the last task that has waited.
+    /// The waker of the last task that has waited.
     #[cfg(feature = "tokio")]
     pub(crate) waker: Option<Arc<std::task::Waker>>,
 }
@@ -235,7 +235,7 @@ pub(crate) struct Writer {
     /// How long the `shutdown` of a task waits.
     #[cfg(feature = "tokio")]
     pub(crate) patience: Option<std::pin::Pin<Box<::tokio::time::Sleep>>>,
-    /// That of the last task that has waited.
+    /// The waker of the last task that has waited.
     #[cfg(feature = "tokio")]
     pub(crate) waker: Option<Arc<std::task::Waker>>,
     /// Its drop does not end the direction.
@@ -278,7 +278,7 @@ pub struct ReadHalf {
     handle: Arc<Handle>,
     /// A piece that [`BufRead`] has returned and is not consumed yet. Any other call puts it back first.
     held: Mutex<Option<Piece<PooledBuffer>>>,
-    /// There may be one.
+    /// A piece may be held.
     holds: AtomicBool,
 }
 

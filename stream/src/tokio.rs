@@ -253,7 +253,7 @@ where
     }
 }
 
-/// Notes who is to be woken.
+/// Notes the task that is to be woken.
 fn wait_in<T>(
     mut state: Guard<'_>,
     handle: &Handle,
