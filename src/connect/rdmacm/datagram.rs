@@ -215,7 +215,8 @@ impl DatagramRequest {
 
     /// `rdma_accept`: tells the peer to send to this queue pair, with up to 136 bytes of private data.
     ///
-    /// The peer's first datagram tells who it is ([`AddressVector::reply_to`]). A failure rejects the peer.
+    /// The peer's first datagram tells its address
+    /// ([`AddressVector::reply_to`](crate::queue_pair::AddressVector::reply_to)). A failure rejects the peer.
     ///
     /// # Errors
     ///
