@@ -9,7 +9,7 @@ use crate::base::sync::{AtomicU32, Ordering, in_every_order};
 /// Of one place, which is slot 1. Loom finds what one thread writes while another reads it.
 struct World {
     ring: Ring<UnsafeCell<u32>>,
-    /// Of who has the place.
+    /// The buffer of the thread that has the place.
     place: UnsafeCell<u32>,
     taken: [AtomicU32; 3],
 }

@@ -19,7 +19,7 @@ pub(super) struct Sends<B> {
     pub(super) posting: Mutex<Posting>,
 }
 
-// SAFETY: the queue pair of `target` is live until `ended` is set, and any thread may post to it. Who has the lock of
+// SAFETY: the queue pair of `target` is live until `ended` is set, and any thread may post to it. The thread that has the lock of
 // `posting` alone uses the templates.
 unsafe impl<B: Send> Send for Sends<B> {}
 // SAFETY: as above.
