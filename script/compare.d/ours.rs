@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut sent = domain.allocate::<u64>(1)?;
     let mut received = domain.allocate::<u64>(1)?;
     sent[0] = 0x42;
-    // SAFETY: both regions live on, and nobody touches them until both completions were polled.
+    // SAFETY: both regions outlive the requests, and no code touches them until both completions were polled.
     unsafe {
         queue_pair.post_receive(&mut received, .., 2)?;
         queue_pair.post_send(&sent, .., 1)?;

@@ -77,7 +77,7 @@ impl Buffers {
         found
     }
 
-    /// Returns whether there are so many beside those that the program has, free or not. If not, they are wanted.
+    /// Returns whether this number of buffers is registered, without those that the program has. If not, the rest is wanted.
     pub(crate) fn has(&mut self, number: usize) -> bool {
         let missing = (number + self.lent).saturating_sub(self.count);
         self.wanted = self.wanted.max(missing);
@@ -115,7 +115,7 @@ impl Buffers {
 /// The streams whose writers have found no buffer.
 ///
 /// Buffers get free in many ways: a message has arrived, a stream fails or is dropped, a piece was read, more are registered. All
-/// of them happen with the hub's lock held, so whoever releases it looks whether there is one, and [wakes](Self::fed) those here.
+/// of them happen with the hub's lock held. So the release of the lock looks for a free buffer, and [wakes](Self::fed) these streams.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Starved<I>(Vec<I>);
 

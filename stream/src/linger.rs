@@ -34,7 +34,7 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_secs(2);
 
-    /// Drops so many streams, one after the other. Something ends each wait after this time, if `left` does not.
+    /// Drops `number` streams, one after the other. Each wait ends after `each`, or after `left` if that is less.
     fn drop_all(
         lingered: &mut Lingered,
         now: &mut Instant,

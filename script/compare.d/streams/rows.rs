@@ -1,5 +1,5 @@
-//! What `script/compare streams` does with each kind of stream: the client writes so many pieces of one size, which the server sends
-//! back one by one, or reads and confirms once.
+//! The rows of `script/compare streams`, for each kind of stream. The client writes pieces of one size; the server sends each back, or
+//! reads all and confirms once.
 
 use std::error::Error;
 use std::io::{Read, Write};

@@ -41,7 +41,7 @@ fn main() -> Result<()> {
             };
             if what == "send" {
                 for _ in 0..count {
-                    // SAFETY: both regions live on, and nobody touches them until both completions were polled.
+                    // SAFETY: both regions outlive the requests, and no code touches them until both completions were polled.
                     unsafe {
                         queue_pair.post_receive(&mut received, .., 2)?;
                         queue_pair.post_send(&sent, .., 1)?;
