@@ -99,6 +99,8 @@ impl HubBuilder {
 
         /// The number of receives that all streams share, instead of some for each: for thousands of streams of which few receive
         /// at a time. Then a stream has no buffer while it is idle, and [`receives`](Self::receives) should be small (2 to 8).
+        /// Choose at least as many as messages arrive before the hub looks: the device refuses a message that finds no receive, and
+        /// the peer's device sends it again after a pause (IBTA's RNR NAK), so that nothing is lost but time.
         /// Default 0: each stream has its own.
         shared_receives: u32;
 
