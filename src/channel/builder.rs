@@ -9,10 +9,10 @@ use super::link::{Link, QueuePairSettings};
 use super::operation::Limits;
 use super::prepared_channel::PreparedChannel;
 use super::wait::Sleep;
-use crate::base::{Error, Parent, QueuePairType, Result, debug, ffi, setters};
+use crate::base::{Error, QueuePairType, Result, debug, ffi, setters};
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::device::Context;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::queue_pair::{
     ConnectionSettings, DriverTransport, QueuePairBuilder, SharedReceiveQueue, connection_settings,
@@ -44,7 +44,7 @@ use crate::verbs::settings::{
 /// ```
 #[must_use]
 pub struct ChannelBuilder<'res> {
-    pub(super) domain: Parent<'res, ProtectionDomain<'res>>,
+    pub(super) domain: DomainRef<'res>,
     /// The queue of a [`Loop`](crate::Loop), which also posts.
     of_loop: Option<Arc<CompletionQueue<'res>>>,
     shared_receives: Option<Arc<SharedReceiveQueue<'res>>>,
@@ -96,16 +96,14 @@ connection_settings!(setting_methods);
 
 impl<'res> Channel<'res> {
     /// Starts to build a channel: see [`ChannelBuilder::new`].
-    pub fn builder(
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
-    ) -> ChannelBuilder<'res> {
+    pub fn builder(domain: impl Into<DomainRef<'res>>) -> ChannelBuilder<'res> {
         ChannelBuilder::new(domain)
     }
 }
 
 impl<'res> ChannelBuilder<'res> {
     /// Starts to build a channel for memory of this domain.
-    pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
+    pub fn new(domain: impl Into<DomainRef<'res>>) -> Self {
         Self {
             domain: domain.into(),
             of_loop: None,

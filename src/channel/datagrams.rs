@@ -11,10 +11,10 @@ use super::builder::ChannelBuilder;
 use super::directed::EndDestination;
 use super::error::TransportError;
 use super::operation::Target;
-use crate::base::{Error, Leak, Parent, QueuePairType, Result, debug, ffi, setters};
+use crate::base::{Error, Leak, QueuePairType, Result, debug, ffi, setters};
 use crate::verbs::completion::{CompletionQueue, WorkSuccess};
 use crate::verbs::device::{Gid, GidEntry, GidType};
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::DomainRef;
 use crate::verbs::operation::DatagramDestination;
 #[cfg(any(feature = "efa", feature = "mlx5"))]
 use crate::verbs::queue_pair::DriverTransport;
@@ -68,7 +68,7 @@ pub struct DatagramsBuilder<'res> {
 
 impl<'res> DatagramsBuilder<'res> {
     /// Starts to build a datagram end for memory of this domain.
-    pub fn new(domain: impl Into<Parent<'res, ProtectionDomain<'res>>>) -> Self {
+    pub fn new(domain: impl Into<DomainRef<'res>>) -> Self {
         let channel =
             ChannelBuilder::new(domain).queue_pair_type(QueuePairType::UnreliableDatagram);
         Self { channel, kind: EndKind::Unreliable, address_handles: 64 }
@@ -187,7 +187,7 @@ debug! { DatagramsBuilder<'_>, self, channel: self.channel, address_handles: sel
 
 /// Tells the addresses of peers.
 pub(crate) struct DatagramPort<'res> {
-    pub(crate) domain: Parent<'res, ProtectionDomain<'res>>,
+    pub(crate) domain: DomainRef<'res>,
     #[cfg_attr(
         not(feature = "async"),
         expect(dead_code, reason = "a loop has it with its member")

@@ -14,10 +14,10 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::base::{Error, Parent, Result, ffi};
+use crate::base::{Error, Result, ffi};
 use crate::verbs::completion::WorkError;
 use crate::verbs::device::Clock;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::DomainRef;
 use crate::verbs::memory::{AccessFlags, LocalMemory, RemoteMemoryRegion, SharedMemoryRegion};
 use crate::verbs::queue_pair::QueuePairEndpoint;
 
@@ -47,9 +47,7 @@ pub(super) struct CreditWords {
     answer_element: ffi::ibv_sge,
 }
 
-pub(super) fn register<'res>(
-    domain: Parent<'res, ProtectionDomain<'res>>,
-) -> Result<CreditRegion<'res>> {
+pub(super) fn register<'res>(domain: DomainRef<'res>) -> Result<CreditRegion<'res>> {
     let mut access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
     if domain.context().is_iwarp() {
         // On iWARP, the answer to a read is a write by the peer.

@@ -58,12 +58,12 @@ pub(crate) use tasks::DeferredStep;
 #[cfg(feature = "async")]
 pub(crate) use waiters::{DeferredWork, Woken};
 
-use crate::base::{Error, ErrorKind, Parent, Result, debug, ffi};
+use crate::base::{Error, ErrorKind, Result, debug, ffi};
 use crate::channel::parts::poll_cq_of;
 use crate::channel::{ChannelBuilder, TransportError, TransportResult};
 use crate::verbs::completion::CompletionQueue;
-use crate::verbs::device::Context;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::device::ContextRef;
+use crate::verbs::domain::DomainRef;
 
 /// Many channels on one thread, with one completion queue. Each operation that has ended comes back with its channel,
 /// its buffer and a number that the program chose.
@@ -181,7 +181,7 @@ impl<'res, B> Loop<'res, B> {
     /// Those of [`CompletionQueue::new`], [`CompletionChannel::new`](crate::CompletionChannel::new) and
     /// [`from_queue`](Self::from_queue).
     #[doc(alias = "ibv_create_cq")]
-    pub fn new(context: impl Into<Parent<'res, Context<'res>>>, entries: u32) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'res>>, entries: u32) -> Result<Self> {
         Self::from_queue(CompletionQueue::builder(context, entries).own_channel().build()?)
     }
 
@@ -202,10 +202,7 @@ impl<'res, B> Loop<'res, B> {
     }
 
     /// Starts to build a channel of this loop. It can post nothing until it is connected and [added](Self::add).
-    pub fn create_channel(
-        &self,
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
-    ) -> ChannelBuilder<'res> {
+    pub fn create_channel(&self, domain: impl Into<DomainRef<'res>>) -> ChannelBuilder<'res> {
         ChannelBuilder::new(domain).of_loop(&self.queue, None)
     }
 

@@ -12,11 +12,11 @@ use super::ended::{ChannelId, Ended, Failed, REMOVED};
 use super::members::unknown;
 use super::slots::{SHARED, State, index_of, no_memory};
 use super::table::Table;
-use crate::base::{Error, Parent, Result, ffi};
+use crate::base::{Error, Result, ffi};
 use crate::channel::ChannelBuilder;
 use crate::channel::parts::{Limits, Target, check_context, refuse_send};
 use crate::verbs::completion::CompletionQueue;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::DomainRef;
 use crate::verbs::queue_pair::{MessageLimits, SharedReceiveQueue};
 
 impl<'res, B> Loop<'res, B> {
@@ -38,7 +38,7 @@ impl<'res, B> Loop<'res, B> {
     #[doc(alias = "ibv_create_srq")]
     pub fn add_shared_receives(
         &mut self,
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        domain: impl Into<DomainRef<'res>>,
         capacity: u32,
     ) -> Result<ChannelId> {
         let queue = shared_queue(&self.queue, domain.into(), capacity)?;
@@ -92,7 +92,7 @@ impl<'res, B> Loop<'res, B> {
     #[doc(alias = "ibv_create_qp")]
     pub fn create_sharing_channel(
         &self,
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        domain: impl Into<DomainRef<'res>>,
         receives: ChannelId,
     ) -> Result<ChannelBuilder<'res>> {
         let queue = self.members.shared_receives(receives).ok_or(unknown("ibv_create_qp"))?;
@@ -137,7 +137,7 @@ impl<'res, B> Loop<'res, B> {
 /// `ibv_create_srq`: makes receives for channels that complete on this queue.
 pub(crate) fn shared_queue<'res>(
     completions: &CompletionQueue<'res>,
-    domain: Parent<'res, ProtectionDomain<'res>>,
+    domain: DomainRef<'res>,
     capacity: u32,
 ) -> Result<Arc<SharedReceiveQueue<'res>>> {
     check_context("ibv_create_srq", &domain, completions)?;

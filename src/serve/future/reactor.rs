@@ -11,14 +11,14 @@ use super::locked_loop::{Guard, Lock, Locked, Share, State, put_back, stop};
 use super::receive::SharedReceives;
 use super::request::PreparedAsyncChannel;
 use super::timer::Timer;
-use crate::base::{Error, Parent, Result, debug, panics::Panics};
+use crate::base::{Error, Result, debug, panics::Panics};
 use crate::channel::parts::{DEVICE_CHECK_PERIOD, Queue};
 use crate::channel::{ChannelBuilder, TransportError};
 use crate::serve::event_loop::{Loop, Woken};
 use crate::serve::pool::PooledBuffer;
 use crate::verbs::completion::CompletionQueue;
-use crate::verbs::device::Context;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::device::ContextRef;
+use crate::verbs::domain::DomainRef;
 #[cfg(feature = "mlx5")]
 use crate::verbs::queue_pair::QueuePairEndpoint;
 use crate::verbs::queue_pair::SharedReceiveQueue;
@@ -93,10 +93,7 @@ impl Reactor {
     ///  - Those of [`Loop::new`].
     ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open. A reactor has four.
     #[doc(alias = "ibv_create_cq")]
-    pub fn new(
-        context: impl Into<Parent<'static, Context<'static>>>,
-        entries: u32,
-    ) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'static>>, entries: u32) -> Result<Self> {
         Self::with_share(context, entries)
     }
 }
@@ -123,10 +120,7 @@ impl<S: Share> Reactor<S> {
     ///
     /// Those of [`new`](Reactor::new).
     #[doc(alias = "ibv_create_cq")]
-    pub fn with_share(
-        context: impl Into<Parent<'static, Context<'static>>>,
-        entries: u32,
-    ) -> Result<Self> {
+    pub fn with_share(context: impl Into<ContextRef<'static>>, entries: u32) -> Result<Self> {
         let core = Loop::new(context, entries)?.of_tasks();
         let queue = core.queue().clone();
         let timer = Arc::new(Timer::new(queue.files()?)?);
@@ -230,7 +224,7 @@ impl<S: Share> Reactor<S> {
     #[doc(alias = "ibv_create_srq")]
     pub fn add_shared_receives(
         &self,
-        domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
+        domain: impl Into<DomainRef<'static>>,
         capacity: u32,
     ) -> Result<SharedReceives<S>> {
         SharedReceives::new(&self.share, &self.queue, domain.into(), capacity)

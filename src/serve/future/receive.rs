@@ -10,13 +10,13 @@ use super::AsyncChannel;
 use super::locked_loop::{Borrowed, Guard, Lock, Locked, Share, release_quietly};
 use super::operation::result_of;
 use super::stall_warning::Waits;
-use crate::base::{Parent, Result, debug, panics::catch};
+use crate::base::{Result, debug, panics::catch};
 use crate::channel::parts::{Queue, Refused};
 use crate::channel::{OwnedBuffer, OwnedResult, TransportError};
 use crate::serve::event_loop::{ChannelId, Ended, LoopBuffer, shared_queue};
 use crate::serve::pool::PooledBuffer;
 use crate::verbs::completion::CompletionQueue;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::DomainRef;
 use crate::verbs::memory::ScatterBuffer;
 use crate::verbs::operation::ReceiveWorkRequest;
 use crate::verbs::queue_pair::SharedReceiveQueue;
@@ -340,7 +340,7 @@ impl<S: Share> SharedReceives<S> {
     pub(super) fn new(
         share: &S,
         completions: &CompletionQueue<'static>,
-        domain: Parent<'static, ProtectionDomain<'static>>,
+        domain: DomainRef<'static>,
         capacity: u32,
     ) -> Result<Self> {
         let queue = shared_queue(completions, domain, capacity)?;

@@ -13,9 +13,9 @@ use super::pooled_buffer::{
     ALIGNMENT, Chunk, Exclusive, Pool, PoolMemory, PooledBuffer, Shared, check_len,
 };
 use super::waiting::{Place, Waiting};
-use crate::base::{Error, Parent, Result, debug, ffi, getters};
+use crate::base::{Error, Result, debug, ffi, getters};
 use crate::channel::{OwnedBuffer, Piece};
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::DomainRef;
 use crate::verbs::memory::{
     AccessFlags, Element, GatherBuffer, KeptLength, MemoryRegion, RegionOptions, ScatterBuffer,
     SharedMemoryRegion,
@@ -84,7 +84,7 @@ impl BufferPool {
     ///  - Those of [`SharedMemoryRegion::new`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn new(
-        domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
+        domain: impl Into<DomainRef<'static>>,
         chunk_len: usize,
         chunks: usize,
         options: impl Into<RegionOptions>,
@@ -125,7 +125,7 @@ impl BufferPool<Shared> {
     ///  - `EOPNOTSUPP`: the device does not have that access.
     #[doc(alias = "ibv_reg_mr")]
     pub fn shared(
-        domain: impl Into<Parent<'static, ProtectionDomain<'static>>>,
+        domain: impl Into<DomainRef<'static>>,
         chunk_len: usize,
         chunks: usize,
         options: impl Into<RegionOptions>,
@@ -136,7 +136,7 @@ impl BufferPool<Shared> {
 
 impl<M: PoolMemory> BufferPool<M> {
     fn make(
-        domain: Parent<'static, ProtectionDomain<'static>>,
+        domain: DomainRef<'static>,
         chunk_len: usize,
         chunks: usize,
         options: RegionOptions,

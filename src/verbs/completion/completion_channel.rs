@@ -18,10 +18,9 @@ use super::waiters::{Read, Waiters};
 #[cfg(feature = "channel")]
 use crate::base::linux;
 use crate::base::{
-    Error, Handle, Object, Parent, Result, debug, event_acks::EventFile, ffi, hooks, object,
-    resource,
+    Error, Handle, Object, Result, debug, event_acks::EventFile, ffi, hooks, object, resource,
 };
-use crate::verbs::device::{Context, event_file};
+use crate::verbs::device::{Context, ContextRef, event_file};
 
 object!(ibv_comp_channel, ibv_destroy_comp_channel);
 
@@ -81,7 +80,7 @@ const GET: &str = "ibv_get_cq_event";
 pub struct CompletionChannel<'ctx> {
     raw: Handle<ffi::ibv_comp_channel>,
     events: EventFile,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -119,7 +118,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_create_comp_channel")]
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>) -> Result<Self> {
         let context = context.into();
         // SAFETY: the context is live; a channel that comes back is ours alone.
         let raw = unsafe {
@@ -143,7 +142,7 @@ impl<'ctx> CompletionChannel<'ctx> {
     /// once no queue uses it any more.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_comp_channel,
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_create_comp_channel";
         Error::invalid_if(raw.is_null(), VERB, "the channel is null")?;
@@ -152,10 +151,7 @@ impl<'ctx> CompletionChannel<'ctx> {
         Self::nonblocking(raw, context.into())
     }
 
-    fn nonblocking(
-        raw: Handle<ffi::ibv_comp_channel>,
-        context: Parent<'ctx, Context<'ctx>>,
-    ) -> Result<Self> {
+    fn nonblocking(raw: Handle<ffi::ibv_comp_channel>, context: ContextRef<'ctx>) -> Result<Self> {
         let events =
             EventFile::new(context.as_raw(), Some(<ffi::ibv_cq as Object>::DESTROY), false);
         let channel = Self { raw, events, context };

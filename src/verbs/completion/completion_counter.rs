@@ -1,5 +1,5 @@
-use crate::base::{Handle, Parent, Result, c_enum, debug, ffi, object, resource};
-use crate::verbs::device::Context;
+use crate::base::{Handle, Result, c_enum, debug, ffi, object, resource};
+use crate::verbs::device::{Context, ContextRef};
 
 object!(ibv_comp_cntr, ibv_destroy_comp_cntr);
 
@@ -78,7 +78,7 @@ impl CompletionCounterCapabilities {
 #[doc(alias = "ibv_comp_cntr")]
 pub struct CompletionCounter<'ctx> {
     raw: Handle<ffi::ibv_comp_cntr>,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -101,10 +101,7 @@ impl<'ctx> CompletionCounter<'ctx> {
     ///  - `EOPNOTSUPP`: the device has no counters, or none of that unit.
     ///  - `ENOMEM`: none left on the device.
     #[doc(alias = "ibv_create_comp_cntr")]
-    pub fn new(
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
-        unit: CompletionCounterUnit,
-    ) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>, unit: CompletionCounterUnit) -> Result<Self> {
         let context = context.into();
         let mut attributes =
             ffi::ibv_comp_cntr_init_attr { comp_mask: 0, type_: unit.into(), flags: 0 };

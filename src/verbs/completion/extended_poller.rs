@@ -19,8 +19,8 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::extended_completion::{CompletionFields, ExtendedCompletion};
-use super::queue::CompletionQueue;
-use crate::base::{Error, Parent, Result, debug, ffi};
+use super::queue::{CompletionQueue, QueueRef};
+use crate::base::{Error, Result, debug, ffi};
 
 /// Polls an [extended](crate::CompletionQueueBuilder::extended) completion queue (`struct ibv_cq_ex`) without copying
 /// its completions.
@@ -54,7 +54,7 @@ use crate::base::{Error, Parent, Result, debug, ffi};
 /// ```
 #[doc(alias = "ibv_cq_ex")]
 pub struct ExtendedPoller<'cq> {
-    queue: Parent<'cq, CompletionQueue<'cq>>,
+    queue: QueueRef<'cq>,
     fields: CompletionFields,
     one_by_one: bool,
 }
@@ -86,7 +86,7 @@ impl<'cq> ExtendedPoller<'cq> {
     ///
     ///  - `EINVAL`: the queue is not an extended one.
     ///  - `EBUSY`: the queue already has a poller.
-    pub fn new(queue: impl Into<Parent<'cq, CompletionQueue<'cq>>>) -> Result<Self> {
+    pub fn new(queue: impl Into<QueueRef<'cq>>) -> Result<Self> {
         const VERB: &str = "ibv_start_poll";
         let queue = queue.into();
         let Some(extended) = queue.extended() else {

@@ -59,6 +59,7 @@ pub use extended_completion::{
 };
 pub use extended_poller::{ExtendedCompletions, ExtendedPoller};
 pub use queue::CompletionQueue;
+pub(crate) use queue::QueueRef;
 pub use queue_builder::CompletionQueueBuilder;
 pub(crate) use waiters::Waiters;
 #[cfg(feature = "channel")]

@@ -13,10 +13,13 @@ use super::extended_completion::Extended;
 use super::waiters::Waiters;
 use super::work_completion::WorkCompletion;
 use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, object, resource};
-use crate::verbs::device::Context;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::device::{Context, ContextRef};
+use crate::verbs::domain::DomainRef;
 
 object!(ibv_cq, ibv_destroy_cq, event_acks);
+
+/// What is made from a completion queue borrows or shares it.
+pub(crate) type QueueRef<'ctx> = Parent<'ctx, CompletionQueue<'ctx>>;
 
 /// `struct ibv_cq`: a queue to which the device adds the completions of work requests.
 ///
@@ -35,8 +38,8 @@ pub struct CompletionQueue<'ctx> {
     pub(super) notifier: Notifier<'ctx>,
     pub(super) solicited_only: bool,
     pub(super) extended: Option<Extended>,
-    pub(super) domain: Option<Parent<'ctx, ProtectionDomain<'ctx>>>,
-    pub(super) context: Parent<'ctx, Context<'ctx>>,
+    pub(super) domain: Option<DomainRef<'ctx>>,
+    pub(super) context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -85,7 +88,7 @@ impl<'ctx> CompletionQueue<'ctx> {
     ///  - `ENOMEM`: the device or the machine has run out of memory or completion queues, or `RLIMIT_MEMLOCK` is too
     ///    low.
     #[doc(alias = "ibv_create_cq")]
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>, entries: u32) -> Result<Self> {
         Self::builder(context, entries).build()
     }
 
@@ -102,7 +105,7 @@ impl<'ctx> CompletionQueue<'ctx> {
     /// [`CompletionQueueBuilder::single_threaded`](crate::CompletionQueueBuilder::single_threaded) hold.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_cq,
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_create_cq";
         Error::invalid_if(raw.is_null(), VERB, "the completion queue is null")?;

@@ -6,8 +6,8 @@ use super::extended_completion::{CompletionFields, Extended};
 use super::queue::{CompletionQueue, Notifier};
 use crate::base::ffi::ibv_cq_init_attr_mask as Mask;
 use crate::base::{Detail, Error, Handle, Parent, Result, debug, ffi, setters};
-use crate::verbs::device::{Context, ModerationCapabilities, quirks};
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::device::{ContextRef, ModerationCapabilities, quirks};
+use crate::verbs::domain::DomainRef;
 
 /// Options for a new completion queue: see [`CompletionQueue::builder`].
 ///
@@ -31,7 +31,7 @@ use crate::verbs::domain::ProtectionDomain;
 #[doc(alias = "ibv_cq_init_attr_ex")]
 #[must_use]
 pub struct CompletionQueueBuilder<'ctx> {
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
     entries: u32,
     channel: Channel<'ctx>,
     token: usize,
@@ -39,7 +39,7 @@ pub struct CompletionQueueBuilder<'ctx> {
     solicited_only: bool,
     fields: Option<CompletionFields>,
     flags: ffi::ibv_create_cq_attr_flags,
-    domain: Option<Parent<'ctx, ProtectionDomain<'ctx>>>,
+    domain: Option<DomainRef<'ctx>>,
 }
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ enum Channel<'ctx> {
 impl<'ctx> CompletionQueue<'ctx> {
     /// A [`CompletionQueueBuilder`] for more options.
     pub fn builder(
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
         entries: u32,
     ) -> CompletionQueueBuilder<'ctx> {
         CompletionQueueBuilder::new(context, entries)
@@ -61,7 +61,7 @@ impl<'ctx> CompletionQueue<'ctx> {
 
 impl<'ctx> CompletionQueueBuilder<'ctx> {
     /// Options for a queue with room for at least `entries` completions.
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, entries: u32) -> Self {
+    pub fn new(context: impl Into<ContextRef<'ctx>>, entries: u32) -> Self {
         Self {
             context: context.into(),
             entries,
@@ -141,10 +141,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     /// domain](ProtectionDomain::parent_domain). Makes it [`extended`](Self::extended). Only efa, hns, ionic and mlx5
     /// have this.
     #[doc(alias = "IBV_CQ_INIT_ATTR_MASK_PD")]
-    pub fn parent_domain(
-        mut self,
-        domain: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
-    ) -> Self {
+    pub fn parent_domain(mut self, domain: impl Into<DomainRef<'ctx>>) -> Self {
         self.domain = Some(domain.into());
         self
     }

@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Instant;
 
-use super::context::Context;
+use super::context::{Context, ContextRef};
 use super::{event_file, quirks};
 use crate::base::{
-    Parent, Result, c_enum, debug,
+    Result, c_enum, debug,
     event_acks::{self, EventFile},
     ffi, trace,
 };
@@ -197,7 +197,7 @@ impl AsyncEvent {
 /// # }
 /// ```
 pub struct AsyncEvents<'ctx> {
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
     file: EventFile,
 }
 
@@ -207,7 +207,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     /// # Errors
     ///
     ///  - `EBADF`: the context has no such file.
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>) -> Result<Self> {
         let context = context.into();
         let frees =
             context.query_device().map_or(true, |device| quirks::frees_what_it_keeps(&device));

@@ -10,8 +10,8 @@ use super::gid::{Gid, GidEntry, Guid};
 use super::port::{LinkLayer, PortAttributes};
 use super::{Device, TransportType, fork};
 use crate::base::{
-    Detail, Error, GidClass, Handle, Result, debug, device_access::Unusable, ffi, linux, object,
-    resource,
+    Detail, Error, GidClass, Handle, Parent, Result, debug, device_access::Unusable, ffi, linux,
+    object, resource,
 };
 
 object!(ibv_context, ibv_close_device);
@@ -23,6 +23,9 @@ const NO_GID: Error = Error::with_reason(
     linux::ENODATA,
     "the port has no GID: is its network interface up, with an address?",
 );
+
+/// What is made from a context borrows or shares it.
+pub(crate) type ContextRef<'ctx> = Parent<'ctx, Context<'ctx>>;
 
 /// `struct ibv_context`: an open device, from which everything else is made.
 ///

@@ -1,5 +1,5 @@
-use crate::base::{Handle, Parent, Result, c_enum, debug, ffi, object, resource};
-use crate::verbs::device::Context;
+use crate::base::{Handle, Result, c_enum, debug, ffi, object, resource};
+use crate::verbs::device::ContextRef;
 
 object!(ibv_dmah, ibv_dealloc_dmah);
 
@@ -34,7 +34,7 @@ pub struct DmaHints {
 #[doc(alias = "ibv_dmah")]
 pub struct DmaHandle<'ctx> {
     raw: Handle<ffi::ibv_dmah>,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -59,7 +59,7 @@ impl<'ctx> DmaHandle<'ctx> {
     ///  - `EINVAL`: there is no such processor, or the device does not know the hint.
     ///  - `ENOMEM`: none left on the device.
     #[doc(alias = "ibv_alloc_dmah")]
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, hints: DmaHints) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>, hints: DmaHints) -> Result<Self> {
         use ffi::ibv_dmah_init_attr_mask as mask;
 
         let context = context.into();

@@ -59,6 +59,7 @@ pub use capabilities::{
 pub(crate) use clock::Clock;
 pub use clock::RawClock;
 pub use context::Context;
+pub(crate) use context::ContextRef;
 #[doc(hidden)]
 pub use context::open_pointer;
 pub use counters::{Counter, Counters, ProcessResources, process_resources};

@@ -5,8 +5,8 @@ use std::ptr;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, object, panics, resource};
-use crate::verbs::device::Context;
+use crate::base::{Error, Handle, Leak, Result, debug, ffi, object, panics, resource};
+use crate::verbs::device::{Context, ContextRef};
 
 /// Where providers take the memory of queues from: see
 /// [`ProtectionDomain::parent_domain_with_allocator`](crate::ProtectionDomain::parent_domain_with_allocator).
@@ -148,7 +148,7 @@ object!(ibv_td, ibv_dealloc_td);
 #[doc(alias = "ibv_td")]
 pub struct ThreadDomain<'ctx> {
     raw: Handle<ffi::ibv_td>,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -173,7 +173,7 @@ impl<'ctx> ThreadDomain<'ctx> {
     ///  - `EOPNOTSUPP`: the device has no thread domains.
     ///  - `ENOMEM`: out of memory.
     #[doc(alias = "ibv_alloc_td")]
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>) -> Result<Self> {
         let context = context.into();
         let mut attributes = ffi::ibv_td_init_attr::default();
         // SAFETY: the context is live; a domain that comes back is ours alone.
@@ -196,7 +196,7 @@ impl<'ctx> ThreadDomain<'ctx> {
     /// [`ProtectionDomain::parent_domain`](crate::ProtectionDomain::parent_domain) demands.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_td,
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_alloc_td";
         let context = context.into();

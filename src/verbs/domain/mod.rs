@@ -24,4 +24,5 @@ mod allocator;
 mod protection_domain;
 
 pub use allocator::{Allocation, Allocator, ThreadDomain};
+pub(crate) use protection_domain::DomainRef;
 pub use protection_domain::{ProtectionDomain, XrcDomain, XrcDomainScope};

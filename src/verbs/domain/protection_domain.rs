@@ -2,15 +2,18 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::allocator::{Allocator, Registered, ThreadDomain};
 use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, getters, object, resource};
-use crate::verbs::device::Context;
+use crate::verbs::device::{Context, ContextRef};
 
 object!(ibv_pd, ibv_dealloc_pd or ibv_unimport_pd);
+
+/// What is made from a protection domain borrows or shares it.
+pub(crate) type DomainRef<'ctx> = Parent<'ctx, ProtectionDomain<'ctx>>;
 
 /// `struct ibv_pd`: a protection domain. Memory, queue pairs and address handles work together only within one domain.
 pub struct ProtectionDomain<'ctx> {
     raw: Handle<ffi::ibv_pd>,
     base: Option<Base<'ctx>>,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -27,7 +30,7 @@ resource! {
 
 /// The parents, which must outlive the parent domain.
 struct Base<'ctx> {
-    domain: Parent<'ctx, ProtectionDomain<'ctx>>,
+    domain: DomainRef<'ctx>,
     thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
     allocator: Option<Registered<'ctx>>,
 }
@@ -47,7 +50,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     ///  - `ENOMEM`: the device or the machine has none left.
     #[doc(alias = "ibv_alloc_pd")]
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>) -> Result<Self> {
         let context = context.into();
         // SAFETY: the context is live; a domain that comes back is ours alone.
         let raw = unsafe { Handle::new("ibv_alloc_pd", ffi::ibv_alloc_pd(context.as_raw())) }?;
@@ -70,7 +73,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     /// `LoopSender` uses the queue pair of its channel.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn parent_domain(
-        base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
+        base: impl Into<DomainRef<'ctx>>,
         thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
     ) -> Result<Self> {
         // SAFETY: the caller vouches for the use of the thread domain.
@@ -89,7 +92,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// That of [`parent_domain`](Self::parent_domain).
     pub unsafe fn parent_domain_with_allocator(
-        base: impl Into<Parent<'ctx, ProtectionDomain<'ctx>>>,
+        base: impl Into<DomainRef<'ctx>>,
         thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
         allocator: impl Allocator + 'ctx,
     ) -> Result<Self> {
@@ -101,7 +104,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     ///
     /// That of [`parent_domain`](Self::parent_domain).
     unsafe fn stand_for(
-        domain: Parent<'ctx, ProtectionDomain<'ctx>>,
+        domain: DomainRef<'ctx>,
         thread: Option<Parent<'ctx, ThreadDomain<'ctx>>>,
         allocator: Option<Registered<'ctx>>,
     ) -> Result<Self> {
@@ -139,7 +142,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     /// holds.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_pd,
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
     ) -> Result<Self> {
         let context = context.into();
         // SAFETY: the caller vouches for the pointer.
@@ -169,7 +172,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
     /// Only the first use of the domain reports a wrong number.
     #[doc(alias = "ibv_import_pd")]
     #[doc(alias = "ibv_unimport_pd")]
-    pub fn import(context: impl Into<Parent<'ctx, Context<'ctx>>>, handle: u32) -> Result<Self> {
+    pub fn import(context: impl Into<ContextRef<'ctx>>, handle: u32) -> Result<Self> {
         let context = context.into();
         // SAFETY: the context is live; what comes back is an import of ours.
         let raw = unsafe {
@@ -196,7 +199,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
 
         /// The context, as the parent of another object: `CompletionQueue::new(domain.context_parent(), 64)` owns or
         /// shares it as this domain does.
-        context_parent: Parent<'ctx, Context<'ctx>> => self.context.clone();
+        context_parent: ContextRef<'ctx> => self.context.clone();
     }
 }
 
@@ -223,7 +226,7 @@ object!(ibv_xrcd, ibv_close_xrcd);
 #[doc(alias = "ibv_xrcd")]
 pub struct XrcDomain<'ctx> {
     raw: Handle<ffi::ibv_xrcd>,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -262,10 +265,7 @@ impl<'ctx> XrcDomain<'ctx> {
     ///  - `EAGAIN`: [`ExistingFile`](XrcDomainScope::ExistingFile), but the file has none.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_open_xrcd")]
-    pub fn open(
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
-        scope: XrcDomainScope<'_>,
-    ) -> Result<Self> {
+    pub fn open(context: impl Into<ContextRef<'ctx>>, scope: XrcDomainScope<'_>) -> Result<Self> {
         use ffi::ibv_xrcd_init_attr_mask as mask;
 
         const VERB: &str = "ibv_open_xrcd";
@@ -304,7 +304,7 @@ impl<'ctx> XrcDomain<'ctx> {
     /// `raw` is null or a live XRC domain that nothing else closes.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_xrcd,
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_open_xrcd";
         let context = context.into();

@@ -1,8 +1,8 @@
 use std::ptr;
 
 use super::matches::HeaderMatch;
-use crate::base::{Error, Handle, Parent, Result, debug, ffi, object, resource, setters};
-use crate::verbs::device::Context;
+use crate::base::{Error, Handle, Result, debug, ffi, object, resource, setters};
+use crate::verbs::device::{Context, ContextRef};
 
 object!(ibv_flow_action, ibv_destroy_flow_action);
 
@@ -154,7 +154,7 @@ debug! { EspParameters, self, settings: self.settings, replay_window: self.repla
 #[doc(alias = "ibv_flow_action")]
 pub struct EspAction<'ctx> {
     raw: Handle<ffi::ibv_flow_action>,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -178,10 +178,7 @@ impl<'ctx> EspAction<'ctx> {
     ///  - `EINVAL`: the device does not support a setting.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_create_flow_action_esp")]
-    pub fn new(
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
-        parameters: &EspParameters,
-    ) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>, parameters: &EspParameters) -> Result<Self> {
         let context = context.into();
         let raw = parameters.with_raw(|attributes| {
             // SAFETY: the context is live, the struct and its pointers are valid during the call; the action is

@@ -5,7 +5,7 @@ use super::matches::HeaderMatch;
 use crate::base::{
     Error, Handle, Leak, Parent, Result, c_enum, debug, ffi, object, resource, setters,
 };
-use crate::verbs::device::Context;
+use crate::verbs::device::{Context, ContextRef};
 
 pub(super) const VERB: &str = "ibv_create_flow";
 
@@ -293,7 +293,7 @@ c_enum! {
 #[doc(alias = "ibv_counters")]
 pub struct Counters<'ctx> {
     raw: Handle<ffi::ibv_counters>,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -316,7 +316,7 @@ impl<'ctx> Counters<'ctx> {
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no flow counters.
     ///  - `ENOMEM`: the device has none left.
     #[doc(alias = "ibv_create_counters")]
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>) -> Result<Self> {
         let context = context.into();
         let mut attributes = ffi::ibv_counters_init_attr::default();
         // SAFETY: the context is live; counters that come back are ours alone.

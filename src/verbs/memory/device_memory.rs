@@ -7,9 +7,9 @@ use super::options::{AccessFlags, check_access};
 use super::region::{Addressed, Backing, Parts, Peers, Region, Writable};
 use super::scatter_gather::{Element, LocalMemory, LocalMemoryMut, private, resolve};
 use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, object, resource};
-use crate::verbs::device::Context;
 use crate::verbs::device::quirks::copies_results;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::device::{Context, ContextRef};
+use crate::verbs::domain::DomainRef;
 
 object!(ibv_dm, ibv_free_dm or ibv_unimport_dm);
 
@@ -35,7 +35,7 @@ object!(ibv_dm, ibv_free_dm or ibv_unimport_dm);
 pub struct DeviceMemory<'ctx> {
     raw: Handle<ffi::ibv_dm>,
     bytes: usize,
-    context: Parent<'ctx, Context<'ctx>>,
+    context: ContextRef<'ctx>,
 }
 
 resource! {
@@ -59,7 +59,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     /// # Errors
     ///
     /// Those of [`with_alignment`](Self::with_alignment).
-    pub fn new(context: impl Into<Parent<'ctx, Context<'ctx>>>, bytes: usize) -> Result<Self> {
+    pub fn new(context: impl Into<ContextRef<'ctx>>, bytes: usize) -> Result<Self> {
         Self::with_alignment(context, bytes, 1)
     }
 
@@ -73,7 +73,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     #[doc(alias = "ibv_alloc_dm")]
     #[doc(alias = "ibv_alloc_dm_attr")]
     pub fn with_alignment(
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
         bytes: usize,
         alignment: usize,
     ) -> Result<Self> {
@@ -115,7 +115,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     #[doc(alias = "ibv_import_dm")]
     #[doc(alias = "ibv_unimport_dm")]
     pub unsafe fn import(
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
         handle: u32,
         bytes: usize,
     ) -> Result<Self> {
@@ -139,7 +139,7 @@ impl<'ctx> DeviceMemory<'ctx> {
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_dm,
         bytes: usize,
-        context: impl Into<Parent<'ctx, Context<'ctx>>>,
+        context: impl Into<ContextRef<'ctx>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_alloc_dm";
         let context = context.into();
@@ -397,7 +397,7 @@ impl<'pd> DeviceMemoryRegion<'pd> {
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         memory: impl Into<Parent<'pd, DeviceMemory<'pd>>>,
         range: impl RangeBounds<usize>,
         access: AccessFlags,

@@ -1,6 +1,6 @@
-use crate::base::{Error, Handle, Parent, Result, debug, ffi, object, resource};
+use crate::base::{Error, Handle, Result, debug, ffi, object, resource};
 use crate::verbs::device::mlx5;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 
 object!(mlx5dv_mkey, mlx5dv_destroy_mkey);
 
@@ -12,7 +12,7 @@ object!(mlx5dv_mkey, mlx5dv_destroy_mkey);
 pub struct MemoryKey<'pd> {
     raw: Handle<ffi::mlx5dv_mkey>,
     max_entries: u16,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    domain: DomainRef<'pd>,
 }
 
 resource! {
@@ -37,10 +37,7 @@ impl<'pd> MemoryKey<'pd> {
     ///  - `EINVAL`: `max_entries` is 0, or more than the device has.
     ///  - `ENOMEM`: none left on the device.
     #[doc(alias = "mlx5dv_create_mkey")]
-    pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        max_entries: u16,
-    ) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>, max_entries: u16) -> Result<Self> {
         const VERB: &str = "mlx5dv_create_mkey";
         let domain = domain.into();
         Error::within(VERB, "max_entries", max_entries, 1, u16::MAX)?;

@@ -8,8 +8,8 @@ use super::region_buffer::RegionBuffer;
 use super::registration;
 use super::registration::{ReregisterError, Reregistration, register};
 use super::scatter_gather::Element;
-use crate::base::{Error, Parent, Result};
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Error, Result};
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 
 const VERB: &str = "ibv_reg_mr";
 
@@ -73,7 +73,7 @@ impl<T> From<RegionBuffer<T>> for Owned<T> {
 
 impl<'pd, M: Allocated> Region<'pd, M> {
     pub(super) fn allocate(
-        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        domain: DomainRef<'pd>,
         len: usize,
         options: RegionOptions,
     ) -> Result<Self> {
@@ -83,7 +83,7 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     }
 
     pub(super) fn register_buffer(
-        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        domain: DomainRef<'pd>,
         buffer: RegionBuffer<M::Item>,
         options: RegionOptions,
     ) -> Result<Self> {
@@ -96,7 +96,7 @@ impl<'pd, M: Allocated> Region<'pd, M> {
     ///
     /// The part is that many elements of `memory`, aligned for them.
     pub(super) unsafe fn register_part(
-        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        domain: DomainRef<'pd>,
         memory: M,
         (address, len): (*mut u8, usize),
         options: RegionOptions,
@@ -172,7 +172,7 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     ///
     ///  - `EINVAL`: the region would be empty, or longer than memory or the device allow.
     ///  - `ENOMEM`: no memory, no region left on the device, or `RLIMIT_MEMLOCK` is too low.
-    pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>, len: usize) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>, len: usize) -> Result<Self> {
         Self::with_options(domain, len, RegionOptions::new())
     }
 
@@ -188,7 +188,7 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
     ///  - `ENOMEM`: not enough huge pages are set aside.
     #[doc(alias = "ibv_reg_mr")]
     pub fn with_options(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         len: usize,
         options: RegionOptions,
     ) -> Result<Self> {
@@ -310,10 +310,7 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     /// # Errors
     ///
     /// Those of [`with_access`](Self::with_access).
-    pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        memory: &'buf mut [T],
-    ) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>, memory: &'buf mut [T]) -> Result<Self> {
         Self::with_access(domain, memory, AccessFlags::LOCAL_WRITE)
     }
 
@@ -329,7 +326,7 @@ impl<'pd, 'buf, T: Element> BorrowedMemoryRegion<'pd, 'buf, T> {
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_reg_mr")]
     pub fn with_access(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         memory: &'buf mut [T],
         access: AccessFlags,
     ) -> Result<Self> {
@@ -346,10 +343,7 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
     /// # Errors
     ///
     /// Those of [`with_access`](Self::with_access).
-    pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        memory: &'buf [T],
-    ) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>, memory: &'buf [T]) -> Result<Self> {
         Self::with_access(domain, memory, AccessFlags::empty())
     }
 
@@ -362,7 +356,7 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
     ///  - `EINVAL`: `access` includes local write access.
     #[doc(alias = "ibv_reg_mr")]
     pub fn with_access(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         memory: &'buf [T],
         access: AccessFlags,
     ) -> Result<Self> {

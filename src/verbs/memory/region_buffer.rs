@@ -14,8 +14,8 @@ use super::scatter_gather::Element;
 use crate::base::Error;
 #[cfg(rdma_core_65)]
 use crate::base::ffi;
-use crate::base::{Leak, Parent, Result, debug};
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Leak, Result, debug};
+use crate::verbs::domain::DomainRef;
 
 /// The memory of a region before its registration or after its deregistration, at the same address.
 ///
@@ -102,7 +102,7 @@ pub(super) struct ProviderBuffer<'pd> {
     raw: NonNull<ffi::ibv_buf>,
     #[cfg(rdma_core_65)]
     address: *mut u8,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    domain: DomainRef<'pd>,
 }
 
 // SAFETY: libibverbs allows its functions from any thread; the address is followed as the region allows.
@@ -126,7 +126,7 @@ impl Drop for ProviderBuffer<'_> {
 
 #[cfg(rdma_core_65)]
 impl<'pd> ProviderBuffer<'pd> {
-    pub(super) fn new(domain: Parent<'pd, ProtectionDomain<'pd>>, bytes: usize) -> Result<Self> {
+    pub(super) fn new(domain: DomainRef<'pd>, bytes: usize) -> Result<Self> {
         const VERB: &str = "ibv_alloc_buf";
         let mut raw = ptr::null_mut();
         ffi::set_errno(0);

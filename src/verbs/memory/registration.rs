@@ -4,11 +4,11 @@ use super::options::{AccessFlags, check_access};
 #[cfg(debug_assertions)]
 use crate::base::mr_tracker;
 use crate::base::{
-    Error, Handle, Parent, Result, debug, ffi,
+    Error, Handle, Result, debug, ffi,
     hooks::{Hooks, hooks},
     object,
 };
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 
 object!(ibv_mr, ibv_dereg_mr or ibv_unimport_mr, mr_tracker);
 
@@ -97,7 +97,7 @@ fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> 
 #[must_use]
 #[doc(alias = "ibv_rereg_mr_flags")]
 pub struct Reregistration<'pd> {
-    domain: Option<Parent<'pd, ProtectionDomain<'pd>>>,
+    domain: Option<DomainRef<'pd>>,
     pub(crate) access: Option<AccessFlags>,
 }
 
@@ -116,10 +116,7 @@ impl<'pd> Reregistration<'pd> {
 
     /// `IBV_REREG_MR_CHANGE_PD`: replaces the protection domain.
     #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
-    pub fn protection_domain(
-        mut self,
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-    ) -> Self {
+    pub fn protection_domain(mut self, domain: impl Into<DomainRef<'pd>>) -> Self {
         self.domain = Some(domain.into());
         self
     }
@@ -209,7 +206,7 @@ const VERB: &str = "ibv_rereg_mr";
 /// to the present memory under `access` stay sound too.
 pub(super) unsafe fn reregister<'pd>(
     region: &Handle<ffi::ibv_mr>,
-    domain: &mut Parent<'pd, ProtectionDomain<'pd>>,
+    domain: &mut DomainRef<'pd>,
     access: &mut AccessFlags,
     change: Reregistration<'pd>,
     translation: Option<(*mut u8, usize)>,

@@ -9,8 +9,8 @@ use super::region::Region;
 use super::region_buffer::RegionBuffer;
 use super::scatter_gather::resolve;
 use super::shared_region::{Shared, SharedMemoryRegion};
-use crate::base::{Error, Parent, Result, debug, linux};
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Error, Result, debug, linux};
+use crate::verbs::domain::DomainRef;
 
 /// Memory that is registered in parts, on any devices, when it is needed: an arena, a cache, a file.
 ///
@@ -139,7 +139,7 @@ impl SharedMemory {
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<'pd>(
         &self,
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         range: impl RangeBounds<usize>,
         options: impl Into<RegionOptions>,
     ) -> Result<SharedMemoryRegion<'pd, u8>> {

@@ -8,8 +8,8 @@ use super::region::{Addressed, Backing, InMemory, Peers, Region, Writable};
 use super::region_buffer::RegionBuffer;
 use super::scatter_gather::{Element, LocalMemory, ScatterElement, private, resolve};
 use super::shared_slice::{Indexes, SharedMemorySlice};
-use crate::base::{Parent, Result};
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::Result;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 
 /// `struct ibv_mr`: registered memory for `len` elements, owned, which peers read or write by RDMA as its
 /// [`AccessFlags`] allow.
@@ -90,7 +90,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     #[doc(alias = "ibv_reg_mr_iova")]
     #[doc(alias = "ibv_reg_mr_iova2")]
     pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         len: usize,
         options: impl Into<RegionOptions>,
     ) -> Result<Self> {
@@ -127,7 +127,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     ///  - `EOPNOTSUPP`: the device does not have that access.
     ///  - `ENOMEM`: no region left on the device, or `RLIMIT_MEMLOCK` is too low.
     pub fn from_buffer(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         buffer: RegionBuffer<T>,
         options: impl Into<RegionOptions>,
     ) -> Result<Self> {
@@ -159,7 +159,7 @@ impl<'pd, T: Element> SharedMemoryRegion<'pd, T> {
     /// Those of [`from_buffer`](Self::from_buffer), but this region keeps the memory.
     pub fn register_in<'other>(
         &self,
-        domain: impl Into<Parent<'other, ProtectionDomain<'other>>>,
+        domain: impl Into<DomainRef<'other>>,
         access: AccessFlags,
     ) -> Result<SharedMemoryRegion<'other, T>> {
         let (memory, part) = (Shared(self.memory().0.clone()), (self.address(), self.len()));

@@ -5,9 +5,9 @@ use super::region::{Backing, Parts, Region};
 use super::registration::{adopt, register};
 use super::scatter_gather::{Element, GatherElement, ScatterElement, sge};
 use super::slice::{MemorySlice, MemorySliceMut};
-use crate::base::{Error, Handle, Parent, Result, ffi};
+use crate::base::{Error, Handle, Result, ffi};
 use crate::verbs::device::OnDemandPaging;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::DomainRef;
 
 /// `struct ibv_mr`: a region without memory, of any length.
 ///
@@ -46,7 +46,7 @@ impl<'pd> NullMemoryRegion<'pd> {
     ///  - `EOPNOTSUPP`: the device has no null regions.
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_alloc_null_mr")]
-    pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the domain is live; a region that comes back is ours alone.
         let raw =
@@ -65,7 +65,7 @@ impl<'pd> NullMemoryRegion<'pd> {
     /// `raw` is null or a live region of `ibv_alloc_null_mr`, and nothing else deallocates it.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mr,
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
     ) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the caller hands over a region.
@@ -136,7 +136,7 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
     ///    ([`OnDemandPaging::SUPPORT_IMPLICIT`]).
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn new(domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>) -> Result<Self> {
         const VERB: &str = "ibv_reg_mr";
         let domain = domain.into();
         let paging = domain.context().query_device()?.on_demand_paging().general;
@@ -161,7 +161,7 @@ impl<'pd> ImplicitMemoryRegion<'pd> {
     /// access only; no peer knows its keys; and nothing else deregisters it.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mr,
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
     ) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the caller hands over a region.

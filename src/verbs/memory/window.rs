@@ -9,8 +9,8 @@
 
 use std::sync::Arc;
 
-use crate::base::{Error, Handle, Leak, Parent, Result, c_enum, debug, ffi, object, resource};
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Error, Handle, Leak, Result, c_enum, debug, ffi, object, resource};
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 
 object!(ibv_mw, ibv_dealloc_mw);
 
@@ -61,7 +61,7 @@ pub struct MemoryWindow<'res> {
     // The regions of the latest two bindings: until the device has carried out the latest, the window is bound to the
     // earlier region.
     regions: [Option<Arc<dyn Leak + Send + Sync + 'res>>; 2],
-    domain: Parent<'res, ProtectionDomain<'res>>,
+    domain: DomainRef<'res>,
 }
 
 resource! {
@@ -83,10 +83,7 @@ impl<'res> MemoryWindow<'res> {
     ///  - `EOPNOTSUPP`, `EINVAL`: the device has no windows of that type.
     ///  - `ENOMEM`: no window left on the device.
     #[doc(alias = "ibv_alloc_mw")]
-    pub fn new(
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
-        window_type: MemoryWindowType,
-    ) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'res>>, window_type: MemoryWindowType) -> Result<Self> {
         let (domain, window_type) = (domain.into(), ffi::ibv_mw_type::from(window_type));
         // SAFETY: the domain is live; a window that comes back is ours alone.
         let raw = unsafe {
@@ -110,7 +107,7 @@ impl<'res> MemoryWindow<'res> {
     /// deallocated.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_mw,
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        domain: impl Into<DomainRef<'res>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_alloc_mw";
         let domain = domain.into();

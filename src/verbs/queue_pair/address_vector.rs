@@ -4,12 +4,12 @@ use std::hash::{Hash, Hasher};
 
 use super::endpoint::QueuePairEndpoint;
 use super::global_route_header::GlobalRouteHeader;
-use crate::base::{Detail, Error, Handle, Parent, Result, debug, ffi, object, resource, setters};
+use crate::base::{Detail, Error, Handle, Result, debug, ffi, object, resource, setters};
 use crate::verbs::completion::ReceivedDatagram;
 use crate::verbs::device::{
     Context, EndpointGids, Gid, GidEntry, GidType, LinkLayer, PortAttributes,
 };
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 use crate::verbs::settings::{FlowLabel, ServiceLevel, StaticRate};
 
 /// `struct ibv_ah_attr`: the path to a peer, for a connection or an [`AddressHandle`](crate::AddressHandle).
@@ -342,7 +342,7 @@ pub(crate) fn gid_like<'g>(
 #[doc(alias = "ibv_ah")]
 pub struct AddressHandle<'pd> {
     raw: Handle<ffi::ibv_ah>,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    domain: DomainRef<'pd>,
 }
 
 resource! {
@@ -367,10 +367,7 @@ impl<'pd> AddressHandle<'pd> {
     ///    names both GIDs.
     ///  - `ENOMEM`: the device has no address handle left, or the machine no memory.
     #[doc(alias = "ibv_create_ah")]
-    pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        path: &AddressVector,
-    ) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>, path: &AddressVector) -> Result<Self> {
         let domain = domain.into();
         let mut attributes = path.to_raw();
         // mlx5 sometimes fails without an errno value.
@@ -393,7 +390,7 @@ impl<'pd> AddressHandle<'pd> {
     /// `raw` is null or a live address handle that nothing else destroys.
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_ah,
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
     ) -> Result<Self> {
         let domain = domain.into();
         // SAFETY: the caller vouches for the pointer.

@@ -12,8 +12,8 @@ use super::transport::{
 };
 use super::{QueuePair, SendOperations};
 use crate::base::{Parent, QueuePairType, Result, StateError, debug, ffi, setters};
-use crate::verbs::completion::CompletionQueue;
-use crate::verbs::domain::{ProtectionDomain, XrcDomain};
+use crate::verbs::completion::{CompletionQueue, QueueRef};
+use crate::verbs::domain::{DomainRef, ProtectionDomain, XrcDomain};
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::settings::{
     AckTimeout, FlowLabel, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
@@ -141,9 +141,9 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
     /// Begins a queue pair of this transport: [`Rc`](crate::Rc), [`Ud`](crate::Ud) .., or a [`QueuePairType`] known
     /// only at run time. Both completion queues may be the same.
     pub fn new(
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
-        send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
-        receive_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        domain: impl Into<DomainRef<'res>>,
+        send_cq: impl Into<QueueRef<'res>>,
+        receive_cq: impl Into<QueueRef<'res>>,
         transport: T,
     ) -> Self {
         Self {

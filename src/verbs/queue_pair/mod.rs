@@ -114,11 +114,9 @@ use std::ptr::{self, NonNull};
 use connection_settings::{Answers, first_psn};
 use object::{Object, Parents, Properties};
 
-use crate::base::{
-    Error, Handle, Leak, Parent, QueuePairType, Result, StateError, debug, ffi, getters,
-};
-use crate::verbs::completion::CompletionQueue;
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Error, Handle, Leak, QueuePairType, Result, StateError, debug, ffi, getters};
+use crate::verbs::completion::{CompletionQueue, QueueRef};
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 use crate::verbs::flow::Flows;
 use crate::verbs::settings::{MaximumTransferUnit, PacketSequenceNumber};
 
@@ -196,9 +194,9 @@ impl<'res, T: Transport> QueuePair<'res, T> {
 
     /// Begins a queue pair: see [`QueuePairBuilder::new`].
     pub fn builder(
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
-        send_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
-        receive_cq: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        domain: impl Into<DomainRef<'res>>,
+        send_cq: impl Into<QueueRef<'res>>,
+        receive_cq: impl Into<QueueRef<'res>>,
         transport: T,
     ) -> QueuePairBuilder<'res, T> {
         QueuePairBuilder::new(domain, send_cq, receive_cq, transport)

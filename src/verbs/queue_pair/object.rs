@@ -12,10 +12,9 @@ use crate::base::{
     resource,
 };
 #[cfg(rdma_core_65)]
-use crate::verbs::completion::CompletionCounter;
-use crate::verbs::completion::CompletionQueue;
+use crate::verbs::completion::{CompletionCounter, QueueRef};
 use crate::verbs::device::Gid;
-use crate::verbs::domain::{ProtectionDomain, XrcDomain};
+use crate::verbs::domain::{DomainRef, XrcDomain};
 use crate::verbs::flow::Flows;
 use crate::verbs::queue_pair::SendOperations;
 
@@ -54,9 +53,9 @@ pub(super) struct Properties {
 /// The objects that outlive the queue pair.
 #[derive(Clone)]
 pub(super) struct Parents<'res> {
-    pub(super) domain: Parent<'res, ProtectionDomain<'res>>,
-    pub(super) send_cq: Parent<'res, CompletionQueue<'res>>,
-    pub(super) receive_cq: Parent<'res, CompletionQueue<'res>>,
+    pub(super) domain: DomainRef<'res>,
+    pub(super) send_cq: QueueRef<'res>,
+    pub(super) receive_cq: QueueRef<'res>,
     pub(super) srq: Option<Parent<'res, SharedReceiveQueue<'res>>>,
     pub(super) xrc_domain: Option<Parent<'res, XrcDomain<'res>>>,
 }

@@ -3,9 +3,9 @@
 use crate::base::{
     Detail, Error, Handle, Leak, Parent, Result, debug, ffi, getters, object, resource,
 };
-use crate::verbs::completion::CompletionQueue;
+use crate::verbs::completion::QueueRef;
 use crate::verbs::device::{quirks, token};
-use crate::verbs::domain::{ProtectionDomain, XrcDomain};
+use crate::verbs::domain::{DomainRef, ProtectionDomain, XrcDomain};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 object!(ibv_srq, ibv_destroy_srq, event_acks);
@@ -37,7 +37,7 @@ pub struct SharedReceiveQueue<'pd> {
     raw: Handle<ffi::ibv_srq>,
     max_wr: AtomicU32,
     max_sge: u32,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    domain: DomainRef<'pd>,
     pub(super) extended: Option<Extended<'pd>>,
 }
 
@@ -57,7 +57,7 @@ resource! {
 /// XRC queues have a domain, tag matching queues none.
 pub(super) struct Extended<'pd> {
     pub(super) domain: Option<Parent<'pd, XrcDomain<'pd>>>,
-    pub(super) queue: Parent<'pd, CompletionQueue<'pd>>,
+    pub(super) queue: QueueRef<'pd>,
     pub(super) max_tag_sge: u32,
 }
 
@@ -91,11 +91,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///  - `EOPNOTSUPP`, `ENOSYS`: the device has no shared receive queues.
     ///  - `ENOMEM`: the device has none left, or `RLIMIT_MEMLOCK` is too low.
     #[doc(alias = "ibv_create_srq")]
-    pub fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        max_wr: u32,
-        max_sge: u32,
-    ) -> Result<Self> {
+    pub fn new(domain: impl Into<DomainRef<'pd>>, max_wr: u32, max_sge: u32) -> Result<Self> {
         const VERB: &str = "ibv_create_srq";
         let domain = domain.into();
         check(VERB, &domain, max_wr, max_sge)?;
@@ -120,9 +116,9 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///  - `EINVAL`: the XRC domain or the completion queue belongs to another context.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn extended(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         xrc_domain: impl Into<Parent<'pd, XrcDomain<'pd>>>,
-        queue: impl Into<Parent<'pd, CompletionQueue<'pd>>>,
+        queue: impl Into<QueueRef<'pd>>,
         max_wr: u32,
         max_sge: u32,
     ) -> Result<Self> {
@@ -146,7 +142,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
 
     /// `attributes` names `extended`'s kind of queue, with objects of the same context.
     pub(super) fn create(
-        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        domain: DomainRef<'pd>,
         extended: Extended<'pd>,
         max_wr: u32,
         max_sge: u32,
@@ -184,7 +180,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
     /// as a pointer. The memory of its outstanding receives meets the contract of [`post`](Self::post).
     pub unsafe fn from_raw(
         raw: *mut ffi::ibv_srq,
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_create_srq";
         let domain = domain.into();

@@ -4,9 +4,9 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::shared_receive_queue::{Extended, SharedReceiveQueue, check};
-use crate::base::{Error, Parent, Result, ffi};
-use crate::verbs::completion::CompletionQueue;
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Error, Result, ffi};
+use crate::verbs::completion::QueueRef;
+use crate::verbs::domain::DomainRef;
 use crate::verbs::memory::ScatterElement;
 
 const CREATE: &str = "ibv_create_srq_ex";
@@ -85,8 +85,8 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ///  - `EOPNOTSUPP`: the device has no tag matching.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn with_tag_matching(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
-        queue: impl Into<Parent<'pd, CompletionQueue<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
+        queue: impl Into<QueueRef<'pd>>,
         max_wr: u32,
         max_sge: u32,
         size: TagListSize,

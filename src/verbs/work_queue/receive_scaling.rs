@@ -3,7 +3,7 @@ use std::ptr;
 use super::work_queue::IndirectionTable;
 use crate::base::{Error, Handle, Leak, Parent, QueuePairType, Result, debug, ffi, getters};
 use crate::verbs::device::ReceiveScalingCapabilities;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 use crate::verbs::flow::{FlowId, Flows, Rule};
 use crate::verbs::queue_pair::StateTransition;
 
@@ -50,7 +50,7 @@ pub struct ReceiveScalingQueuePair<'res> {
 }
 
 struct Parents<'res> {
-    domain: Parent<'res, ProtectionDomain<'res>>,
+    domain: DomainRef<'res>,
     table: Parent<'res, IndirectionTable<'res>>,
 }
 
@@ -79,7 +79,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
     ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn new(
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
+        domain: impl Into<DomainRef<'res>>,
         table: impl Into<Parent<'res, IndirectionTable<'res>>>,
         queue_pair_type: QueuePairType,
         hash: &ReceiveHash,

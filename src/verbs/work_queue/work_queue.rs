@@ -3,9 +3,9 @@ use std::sync::{Mutex, PoisonError};
 use std::{fmt, ptr};
 
 use crate::base::{Error, Handle, Parent, Result, c_enum, debug, ffi, getters, object, resource};
-use crate::verbs::completion::CompletionQueue;
+use crate::verbs::completion::{CompletionQueue, QueueRef};
 use crate::verbs::device::Context;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 use crate::verbs::memory::{LocalMemoryMut, ScatterBuffer, ScatterElement};
 use crate::verbs::operation::{ReceiveWorkRequest, post_by};
 
@@ -46,8 +46,8 @@ pub struct WorkQueue<'res> {
     max_sge: u32,
     /// Held while the state changes: mlx5 does not lock then.
     changing: Mutex<()>,
-    domain: Parent<'res, ProtectionDomain<'res>>,
-    queue: Parent<'res, CompletionQueue<'res>>,
+    domain: DomainRef<'res>,
+    queue: QueueRef<'res>,
 }
 
 resource! {
@@ -79,8 +79,8 @@ impl<'res> WorkQueue<'res> {
     ///  - `EPERM`: the process may not receive raw packets (`CAP_NET_RAW`).
     #[doc(alias = "ibv_create_wq")]
     pub fn new(
-        domain: impl Into<Parent<'res, ProtectionDomain<'res>>>,
-        queue: impl Into<Parent<'res, CompletionQueue<'res>>>,
+        domain: impl Into<DomainRef<'res>>,
+        queue: impl Into<QueueRef<'res>>,
         max_wr: u32,
         max_sge: u32,
         flags: Flags,

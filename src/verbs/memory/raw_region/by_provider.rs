@@ -1,6 +1,6 @@
 use super::{Raw, RawMemoryRegion};
-use crate::base::{Error, Handle, Parent, Result, ffi, linux};
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Error, Handle, Result, ffi, linux};
+use crate::verbs::domain::DomainRef;
 use crate::verbs::memory::options::{AccessFlags, check_access};
 use crate::verbs::memory::region::Parts;
 use crate::verbs::memory::region_buffer::ProviderBuffer;
@@ -21,7 +21,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     #[doc(alias = "ibv_free_buf")]
     #[doc(alias = "ibv_reg_buf_mr")]
     pub fn allocate_by_provider(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         bytes: usize,
         access: AccessFlags,
     ) -> Result<Self> {

@@ -5,9 +5,9 @@ use std::ops::RangeBounds;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use crate::base::{Error, Handle, Leak as _, Parent, Result, ffi};
+use crate::base::{Error, Handle, Leak as _, Result, ffi};
 use crate::verbs::device::quirks::copies_results;
-use crate::verbs::domain::ProtectionDomain;
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 use crate::verbs::memory::allocation::{Allocation, page_size};
 use crate::verbs::memory::options::{AccessFlags, check_access, check_iova};
 use crate::verbs::memory::region::{
@@ -110,7 +110,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///    reference exists that these accesses conflict with.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn new(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         address: *mut u8,
         bytes: usize,
         access: AccessFlags,
@@ -138,7 +138,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     #[doc(alias = "ibv_reg_mr_iova")]
     #[doc(alias = "ibv_reg_mr_iova2")]
     pub unsafe fn with_iova(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         address: *mut u8,
         bytes: usize,
         iova: u64,
@@ -156,7 +156,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     /// As [`new`](Self::new).
     unsafe fn register(
         verb: &'static str,
-        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        domain: DomainRef<'pd>,
         address: *mut u8,
         bytes: usize,
         iova: u64,
@@ -190,7 +190,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     #[cfg(rdma_core_65)]
     #[doc(alias = "ibv_reg_mr_ex")]
     pub unsafe fn with_dma_handle(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         address: *mut u8,
         bytes: usize,
         access: AccessFlags,
@@ -243,7 +243,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///  - `ENOMEM`: no region left on the device.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn from_dmabuf(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         dmabuf: BorrowedFd<'_>,
         offset: u64,
         bytes: usize,
@@ -269,7 +269,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     ///  - `ENOMEM`: the address space has no room.
     pub fn map_dmabuf(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         dmabuf: BorrowedFd<'_>,
         offset: u64,
         bytes: usize,
@@ -292,7 +292,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     }
 
     fn register_dmabuf(
-        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        domain: DomainRef<'pd>,
         dmabuf: BorrowedFd<'_>,
         offset: u64,
         bytes: usize,
@@ -348,7 +348,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     #[doc(alias = "ibv_import_mr")]
     #[doc(alias = "ibv_unimport_mr")]
     pub unsafe fn import(
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
         handle: u32,
         base: u64,
         access: AccessFlags,
@@ -383,7 +383,7 @@ impl<'pd> RawMemoryRegion<'pd> {
         raw: *mut ffi::ibv_mr,
         base: u64,
         access: AccessFlags,
-        domain: impl Into<Parent<'pd, ProtectionDomain<'pd>>>,
+        domain: impl Into<DomainRef<'pd>>,
     ) -> Result<Self> {
         const VERB: &str = "ibv_reg_mr";
         let domain = domain.into();

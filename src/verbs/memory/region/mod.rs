@@ -16,8 +16,8 @@ use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::{fmt, ptr};
 
-use crate::base::{Error, Handle, Leak, Parent, Result, ffi, getters};
-use crate::verbs::domain::ProtectionDomain;
+use crate::base::{Error, Handle, Leak, Result, ffi, getters};
+use crate::verbs::domain::{DomainRef, ProtectionDomain};
 use crate::verbs::memory::options::AccessFlags;
 use crate::verbs::memory::registration::{
     ReregisterError, ReregisteredState, Reregistration, reregister,
@@ -63,7 +63,7 @@ pub struct Region<'pd, M: Backing> {
     access: AccessFlags,
     /// Dropped once the device no longer knows it; else leaked.
     memory: ManuallyDrop<M>,
-    domain: Parent<'pd, ProtectionDomain<'pd>>,
+    domain: DomainRef<'pd>,
 }
 
 /// The memory that a region is made of.
@@ -162,7 +162,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
     pub(in crate::verbs::memory) fn from_parts(
         parts: Parts,
         memory: M,
-        domain: Parent<'pd, ProtectionDomain<'pd>>,
+        domain: DomainRef<'pd>,
     ) -> Self {
         let Parts { raw, address, len, base, access } = parts;
         Self { raw, address, len, base, access, memory: ManuallyDrop::new(memory), domain }
