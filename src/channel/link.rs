@@ -1,11 +1,9 @@
-use std::mem;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::core::{Core, CoreSettings};
-use super::credits;
-use super::credits::{CreditRegion, CreditWords};
+use super::credits::{self, CreditRegion, CreditWords};
 use super::in_flight::InFlight;
 use super::peer_sign::PeerSign;
 use crate::base::{Error, ErrorKind, Leak, QueuePairType, Result, debug, ffi, trace};

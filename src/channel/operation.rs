@@ -3,8 +3,7 @@
 //! Each kind of operation is a type, so the compiler makes a function for each, without branches on the kind.
 
 use std::ffi::c_int;
-use std::ptr;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use super::error::TransportResult;
 use crate::base::{Error, debug, ffi};

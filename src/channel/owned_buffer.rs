@@ -173,9 +173,7 @@ impl AnyBuffer {
         // SAFETY: the storage holds a `B`, and is not used again.
         Ok(unsafe { whole.storage.as_ptr().cast::<B>().read() })
     }
-}
 
-impl AnyBuffer {
     /// Tells a list the length of the message that it received.
     pub(crate) fn received(&mut self, bytes: usize) {
         // SAFETY: the storage holds a value of this type, and is borrowed exclusively.

@@ -3,13 +3,11 @@
 #[cfg(feature = "async")]
 use std::os::fd::BorrowedFd;
 
-#[cfg(feature = "rdmacm")]
-use crate::base::QueuePairType;
 #[cfg(feature = "async")]
 use crate::base::Result;
 use crate::base::StateError;
 #[cfg(feature = "rdmacm")]
-use crate::base::ffi;
+use crate::base::{QueuePairType, ffi};
 #[cfg(feature = "channel")]
 use crate::channel::{Channel, PreparedChannel};
 use crate::verbs::queue_pair::{Connected, PreparedQueuePair, QueuePair, QueuePairEndpoint};

@@ -9,8 +9,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
-use super::diagnose;
-use super::diagnose::{RawAddress, socket_addr};
+use super::diagnose::{self, RawAddress, socket_addr};
 use super::error::ConnectionError;
 #[cfg(feature = "channel")]
 use super::established::Established;

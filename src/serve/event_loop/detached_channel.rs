@@ -120,6 +120,15 @@ impl<'res> DetachedChannel<'res> {
         });
         self.has_ended |= has_ended;
     }
+
+    /// Gives the channel the stream over which it was connected, so that the loop notices that the peer is gone: see
+    /// [`Channel::keep_stream`](crate::Channel::keep_stream).
+    pub fn keep_stream(&mut self, stream: TcpStream) {
+        self.detached.channel.link.keep_stream(stream);
+    }
+
+    // Connecting over a stream: the channel is put back afterwards.
+    connect_over_methods!(DetachedChannel<'res>);
 }
 
 debug! { DetachedChannel<'_>, self, id: self.id(), .. }
@@ -276,15 +285,4 @@ impl Handshake for DetachedChannel<'_> {
         self.open_receives_of_init();
         self
     }
-}
-
-/// Connecting over a stream. [Put the channel back](crate::Loop::put_back) afterwards.
-impl<'res> DetachedChannel<'res> {
-    /// Gives the channel the stream over which it was connected, so that the loop notices that the peer is gone: see
-    /// [`Channel::keep_stream`](crate::Channel::keep_stream).
-    pub fn keep_stream(&mut self, stream: TcpStream) {
-        self.detached.channel.link.keep_stream(stream);
-    }
-
-    connect_over_methods!(DetachedChannel<'res>);
 }

@@ -23,6 +23,8 @@ mod reactor;
 mod receive;
 mod request;
 mod run;
+#[cfg(feature = "tokio")]
+mod run_on_tokio;
 mod stall_warning;
 mod timer;
 
@@ -34,7 +36,7 @@ pub use reactor::Reactor;
 pub use receive::{AsyncReceive, SharedReceives};
 pub use request::{AsyncRequest, PreparedAsyncChannel};
 #[cfg(feature = "tokio")]
-pub use run::SpawnedReactor;
+pub use run_on_tokio::SpawnedReactor;
 
 #[cfg(not(feature = "tokio"))]
 crate::base::features::methods_of_feature! {

@@ -6,9 +6,7 @@ use std::os::fd::BorrowedFd;
 use super::AsyncChannel;
 use super::locked_loop::{Lock, Locked, Share, destroy, release_quietly};
 #[cfg(feature = "rdmacm")]
-use crate::base::QueuePairType;
-#[cfg(feature = "rdmacm")]
-use crate::base::ffi;
+use crate::base::{QueuePairType, ffi};
 use crate::base::{Result, StateError, debug};
 use crate::channel::parts::{Link, Refused, of_socket};
 use crate::channel::{

@@ -2,27 +2,13 @@
 
 use std::future::poll_fn;
 use std::io;
-#[cfg(feature = "tokio")]
-use std::os::fd::AsFd;
-#[cfg(feature = "tokio")]
-use std::pin::pin;
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
-#[cfg(feature = "tokio")]
-use std::{future::Future, ops::Deref, sync::Arc, task::ready};
 
-#[cfg(feature = "tokio")]
-use super::locked_loop::Locked;
 use super::locked_loop::{Lock, Share, release_quietly};
 use super::reactor::Reactor;
-#[cfg(feature = "tokio")]
-use crate::base::panics::catch;
 use crate::base::{Error, Result, trace};
 use crate::channel::TransportError;
-#[cfg(feature = "tokio")]
-use crate::serve::pool::PooledBuffer;
-#[cfg(feature = "tokio")]
-use crate::verbs::device::on_tokio::{EVENTS, register};
 
 impl<S: Share> Reactor<S> {
     /// Runs the reactor: polls, spins for the [set number of turns](Self::spin), then arms the queue and sleeps. It
@@ -46,7 +32,7 @@ impl<S: Share> Reactor<S> {
         self.run_by(Instant::now, poll_readable).await
     }
 
-    async fn run_by<F>(&self, now: fn() -> Instant, mut poll_readable: F) -> Result<()>
+    pub(super) async fn run_by<F>(&self, now: fn() -> Instant, mut poll_readable: F) -> Result<()>
     where
         F: FnMut(&mut TaskContext<'_>) -> Poll<io::Result<()>>,
     {
@@ -120,130 +106,6 @@ impl<S: Share> Reactor<S> {
         drop(guard);
         drop(before);
         is_stopped
-    }
-
-    /// Spawns a task on tokio that [runs](Self::run) the reactor. Dropping the returned value, which stands for the
-    /// reactor, [stops](Self::stop) it, with [`ReactorGone`](TransportError::ReactorGone):
-    ///
-    /// ```no_run
-    /// # // not on Soft-RoCE alone: needs a runtime
-    /// # fn start(context: &std::sync::Arc<ibverbs::Context<'static>>, domain: &std::sync::Arc<ibverbs::ProtectionDomain<'static>>) -> ibverbs::Result<()> {
-    /// let reactor = ibverbs::Reactor::new(context, 4096)?.spawn_on_tokio();
-    /// let prepared = reactor.prepare(ibverbs::Channel::builder(domain))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// An error that ends the task ends all operations; [`SpawnedReactor::ended`] returns it. It is `ECANCELED` if the
-    /// runtime ended or a waker panicked. To outlive a runtime, [run](Self::run_on_tokio) the reactor on each of them
-    /// instead.
-    ///
-    /// # Panics
-    ///
-    /// Those of [`run_on_tokio`](Self::run_on_tokio).
-    #[cfg(feature = "tokio")]
-    pub fn spawn_on_tokio(self) -> SpawnedReactor<S>
-    where
-        S: Send + Sync + 'static,
-    {
-        let reactor = Arc::new(self);
-        let spawned = Spawned(reactor.clone());
-        // Moved now, so that it is dropped even if the task never runs.
-        let task = Some(tokio::spawn(async move { spawned.0.run_on_tokio().await }));
-        SpawnedReactor { reactor, task, ended: Ok(()) }
-    }
-
-    /// [Runs](Self::run) the reactor on tokio. Spawn it as a task, on a runtime of either kind; for
-    /// [`Local`](crate::future::Local), on a `LocalSet`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`run`](Self::run), and what tokio reports when it registers the descriptor.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime with I/O enabled ([`enable_io`](tokio::runtime::Builder::enable_io)).
-    #[cfg(feature = "tokio")]
-    pub async fn run_on_tokio(&self) -> Result<()> {
-        let file = register(self.as_fd());
-        let file = file.inspect_err(|&error| self.stop(TransportError::Verbs(error)))?;
-        let mut ready = pin!(file.ready(EVENTS));
-        self.run_by(
-            || tokio::time::Instant::now().into_std(),
-            |cx| {
-                ready!(ready.as_mut().poll(cx))?.clear_ready();
-                ready.set(file.ready(EVENTS));
-                Poll::Ready(Ok(()))
-            },
-        )
-        .await
-    }
-}
-
-/// A reactor in a task of tokio: see [`Reactor::spawn_on_tokio`]. Dropping it stops the reactor, so tasks that all make
-/// channels of it share it in an [`Arc`](std::sync::Arc).
-#[cfg(feature = "tokio")]
-#[derive(Debug)]
-#[must_use = "dropping it stops the reactor"]
-pub struct SpawnedReactor<S: Share = Locked<PooledBuffer>> {
-    reactor: Arc<Reactor<S>>,
-    task: Option<tokio::task::JoinHandle<Result<()>>>,
-    ended: Result<()>,
-}
-
-#[cfg(feature = "tokio")]
-impl<S: Share> SpawnedReactor<S> {
-    /// Waits until the reactor has ended: `Ok` when it was [stopped](Reactor::stop). Later calls return the same.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Reactor::run_on_tokio`], and
-    ///
-    ///  - `ECANCELED`: the runtime has ended, or a waker has panicked in the task.
-    pub async fn ended(&mut self) -> Result<()> {
-        if let Some(task) = &mut self.task {
-            self.ended = task.await.unwrap_or(Err(TASK_GONE));
-            self.task = None;
-        }
-        self.ended
-    }
-}
-
-#[cfg(feature = "tokio")]
-impl<S: Share> Deref for SpawnedReactor<S> {
-    type Target = Reactor<S>;
-
-    fn deref(&self) -> &Reactor<S> {
-        &self.reactor
-    }
-}
-
-#[cfg(feature = "tokio")]
-impl<S: Share> Drop for SpawnedReactor<S> {
-    fn drop(&mut self) {
-        let _ = catch(|| self.reactor.stop(TransportError::ReactorGone));
-    }
-}
-
-#[cfg(feature = "tokio")]
-const TASK_GONE: Error = Error::with_reason(
-    "poll",
-    libc::ECANCELED,
-    "the task of spawn_on_tokio has ended, with its runtime or by the panic of a waker",
-);
-
-/// Stops the reactor however the spawned task ends.
-#[cfg(feature = "tokio")]
-struct Spawned<S: Share>(Arc<Reactor<S>>);
-
-#[cfg(feature = "tokio")]
-impl<S: Share> Drop for Spawned<S> {
-    fn drop(&mut self) {
-        let _ = catch(|| {
-            if !self.0.share.lock().is_stopped {
-                self.0.stop(TransportError::Verbs(TASK_GONE));
-            }
-        });
     }
 }
 

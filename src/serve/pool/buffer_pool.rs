@@ -3,8 +3,7 @@
 use std::cell::UnsafeCell;
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::ptr;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 

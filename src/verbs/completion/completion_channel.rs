@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::waiters::Waker;
-use super::waiters::{Read, Waiters};
+use super::waiters::{Read, Waiters, Waker};
 #[cfg(feature = "channel")]
 use crate::base::linux;
 use crate::base::{

@@ -17,16 +17,6 @@ pub struct ExtendedCompletion<'b> {
     lent: PhantomData<&'b mut ()>,
 }
 
-impl ExtendedCompletion<'_> {
-    /// # Safety
-    ///
-    /// While the value is used, the queue's poll is open at a completion, and the provider has the functions for
-    /// `fields`.
-    pub(super) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
-        Self { raw, fields, lent: PhantomData }
-    }
-}
-
 macro_rules! field_getters {
     ($($(#[$meta:meta])* $name:ident: $type:ty = $function:ident if $field:ident;)+) => {
         $(
@@ -43,6 +33,14 @@ macro_rules! field_getters {
 }
 
 impl ExtendedCompletion<'_> {
+    /// # Safety
+    ///
+    /// While the value is used, the queue's poll is open at a completion, and the provider has the functions for
+    /// `fields`.
+    pub(super) unsafe fn new(raw: NonNull<ffi::ibv_cq_ex>, fields: CompletionFields) -> Self {
+        Self { raw, fields, lent: PhantomData }
+    }
+
     /// The number that the request was posted under.
     #[inline]
     pub fn wr_id(&self) -> u64 {
@@ -202,9 +200,7 @@ impl ExtendedSuccess<'_> {
             TagMatch { tag: info.tag, private_data: info.priv_ }
         })
     }
-}
 
-impl ExtendedSuccess<'_> {
     #[inline]
     fn immediate_or_key(&self) -> Option<u32> {
         self.fields.contains(CompletionFields::IMMEDIATE).then(|| {

@@ -5,7 +5,6 @@ use super::allocation::page_size;
 use super::options::{AccessFlags, RegionOptions, check_access, check_iova, check_local};
 use super::region::{Addressed, Backing, InMemory, Local, Parts, Region, Writable};
 use super::region_buffer::RegionBuffer;
-use super::registration;
 use super::registration::{ReregisterError, Reregistration, register};
 use super::scatter_gather::Element;
 use crate::base::{Error, Result};
@@ -110,7 +109,7 @@ impl<'pd, M: Allocated> Region<'pd, M> {
         }
         // SAFETY: the memory has this length until the region is deregistered. Its elements accept any bytes, and
         // no references to what a peer may write exist.
-        let raw = unsafe { registration::register(VERB, &domain, address, bytes, base, access) }?;
+        let raw = unsafe { register(VERB, &domain, address, bytes, base, access) }?;
         let parts = Parts { base, ..Parts::by_address(raw, address, len, access) };
         Ok(Self::from_parts(parts, memory, domain))
     }
@@ -193,19 +192,6 @@ impl<'pd, T: Element> MemoryRegion<'pd, T> {
         options: RegionOptions,
     ) -> Result<Self> {
         Self::allocate(domain.into(), len, options.local("ibv_reg_mr")?)
-    }
-}
-
-impl ProtectionDomain<'_> {
-    /// `ibv_reg_mr`: [`MemoryRegion::new`], borrowing this domain.
-    ///
-    /// To return the region from a function, call that with the domain by value or in an `Arc`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MemoryRegion::new`].
-    pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
-        MemoryRegion::new(self, len)
     }
 }
 
@@ -371,6 +357,17 @@ impl<'pd, 'buf, T: Element> ReadOnlyMemoryRegion<'pd, 'buf, T> {
 }
 
 impl ProtectionDomain<'_> {
+    /// `ibv_reg_mr`: [`MemoryRegion::new`], borrowing this domain.
+    ///
+    /// To return the region from a function, call that with the domain by value or in an `Arc`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemoryRegion::new`].
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<MemoryRegion<'_, T>> {
+        MemoryRegion::new(self, len)
+    }
+
     /// `ibv_reg_mr`: [`BorrowedMemoryRegion::new`], borrowing this domain.
     ///
     /// To return a region from a function, let it own its memory: [`MemoryRegion::new`].

@@ -1,10 +1,8 @@
 use super::sealed::{AddedOn, Kind, Post, Posted, PostedOn, Request};
 use super::{Adds, Posts};
-#[cfg(feature = "mlx5")]
-use crate::base::debug;
-#[cfg(feature = "mlx5")]
-use crate::base::direct;
 use crate::base::{Error, Result, err_from_call, ffi};
+#[cfg(feature = "mlx5")]
+use crate::base::{debug, direct};
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion};
 #[cfg(feature = "mlx5")]
 use crate::verbs::queue_pair::Dci;

@@ -1,7 +1,6 @@
 //! Building queue pairs: from a builder to the C object.
 
-use std::ptr;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use super::attributes::{AttributeMask, QueuePairAttributes};
 use super::builder::{PreparedQueuePair, QueuePairBuilder};

@@ -78,14 +78,29 @@ impl Object<'_> {
         }
         self.raw.destroy().inspect_err(|_| self.leak_parents())
     }
-}
 
-impl Object<'_> {
     /// After a failed destruction the device may use them for ever.
     fn leak_parents(&self) {
         self.parents.leak();
         #[cfg(rdma_core_65)]
         Leak::leak(&self.counters);
+    }
+
+    /// The kernel refuses to destroy a queue pair that has flows.
+    fn end_flows(&mut self) {
+        let (raw, parents) = (&self.raw, &self.parents);
+        self.flows.destroy_all(|| {
+            raw.leak();
+            parents.leak();
+        });
+    }
+
+    /// The kernel refuses to destroy a queue pair that is in a group.
+    pub(super) fn leave_groups(&mut self) {
+        for (gid, lid) in std::mem::take(&mut self.groups) {
+            // SAFETY: as in `attach_multicast`. Destroying reports a failure.
+            let _ = unsafe { ffi::ibv_detach_mcast(self.raw.as_ptr(), &gid.into(), lid) };
+        }
     }
 }
 
@@ -189,24 +204,3 @@ impl<'res> OpenedQueuePair<'res> {
 }
 
 debug! { OpenedQueuePair<'_>, self, number: self.number(), .. }
-
-impl Object<'_> {
-    /// The kernel refuses to destroy a queue pair that has flows.
-    pub(super) fn end_flows(&mut self) {
-        let (raw, parents) = (&self.raw, &self.parents);
-        self.flows.destroy_all(|| {
-            raw.leak();
-            parents.leak();
-        });
-    }
-}
-
-impl Object<'_> {
-    /// The kernel refuses to destroy a queue pair that is in a group.
-    pub(super) fn leave_groups(&mut self) {
-        for (gid, lid) in std::mem::take(&mut self.groups) {
-            // SAFETY: as in `attach_multicast`. Destroying reports a failure.
-            let _ = unsafe { ffi::ibv_detach_mcast(self.raw.as_ptr(), &gid.into(), lid) };
-        }
-    }
-}

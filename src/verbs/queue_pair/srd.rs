@@ -5,8 +5,7 @@ use super::builder::QueuePairBuilder;
 use super::srd_options::{CREATE, SrdOptions};
 use super::transport::{DriverTransport, Srd, Transport};
 use crate::base::{Error, Result, direct, ffi};
-use crate::verbs::device::efa;
-use crate::verbs::device::efa::{EfaAttributes, EfaCapabilities};
+use crate::verbs::device::efa::{self, EfaAttributes, EfaCapabilities};
 use crate::verbs::queue_pair::SendOperations;
 
 impl<'res> QueuePairBuilder<'res, Srd> {
@@ -81,12 +80,12 @@ impl<T: Transport> QueuePairBuilder<'_, T> {
         Error::invalid_if(self.parents.srq.is_some(), CREATE, "EFA has no shared receive queues")?;
         let capabilities = device.capabilities();
         if options.unsolicited_write_receive
-            && !capabilities.contains(efa::EfaCapabilities::UNSOLICITED_WRITE_RECEIVE)
+            && !capabilities.contains(EfaCapabilities::UNSOLICITED_WRITE_RECEIVE)
         {
             let reason = "the device cannot receive writes without consuming a receive";
             return Err(Error::with_reason(CREATE, libc::EOPNOTSUPP, reason));
         }
-        let rnr_retry = capabilities.contains(efa::EfaCapabilities::RNR_RETRY);
+        let rnr_retry = capabilities.contains(EfaCapabilities::RNR_RETRY);
         self.driver = Some(DriverTransport::Srd { options, rnr_retry });
         self.extended.get_or_insert((device.send_operations(), false));
         Ok(())

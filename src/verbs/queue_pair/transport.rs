@@ -8,13 +8,9 @@ use std::fmt;
 
 use super::attributes::AttributeMask;
 #[cfg(feature = "mlx5")]
-use super::dc_options as dc;
-#[cfg(feature = "mlx5")]
-use super::dc_options::DcStreams;
+use super::dc_options::{self as dc, DcStreams};
 #[cfg(feature = "efa")]
-use super::srd_options as srd;
-#[cfg(feature = "efa")]
-use super::srd_options::SrdOptions;
+use super::srd_options::{self as srd, SrdOptions};
 use crate::base::{Error, QueuePairState, QueuePairType, Result, ffi};
 
 mod sealed {

@@ -1,9 +1,9 @@
+use super::provider_buffer::ProviderBuffer;
 use super::{Raw, RawMemoryRegion};
 use crate::base::{Error, Handle, Result, ffi, linux};
 use crate::verbs::domain::DomainRef;
 use crate::verbs::memory::options::{AccessFlags, check_access};
 use crate::verbs::memory::region::Parts;
-use crate::verbs::memory::region_buffer::ProviderBuffer;
 
 impl<'pd> RawMemoryRegion<'pd> {
     /// `ibv_alloc_buf`, `ibv_reg_buf_mr`: registers `bytes` zeroed bytes that the provider allocates.
@@ -32,10 +32,10 @@ impl<'pd> RawMemoryRegion<'pd> {
         let reason = "such a region begins at its address";
         Error::invalid_if(access.contains(AccessFlags::ZERO_BASED), VERB, reason)?;
         let buffer = ProviderBuffer::new(domain.clone(), bytes)?;
-        let (address, flags) = (buffer.address(), access.bits() as i32);
+        let (address, flags) = (buffer.address, access.bits() as i32);
         // SAFETY: domain and buffer are live. The region frees the buffer only once it is deregistered.
         let raw = unsafe {
-            let (domain, buffer) = (domain.as_raw(), buffer.as_raw());
+            let (domain, buffer) = (domain.as_raw(), buffer.raw.as_ptr());
             Handle::new(VERB, ffi::ibv_reg_buf_mr(domain, buffer, address.cast(), bytes, flags))
         }?;
         Ok(Self::from_parts(
@@ -62,6 +62,6 @@ impl<'pd> RawMemoryRegion<'pd> {
             return Err(Error::with_reason(VERB, linux::ENODATA, reason));
         };
         // SAFETY: the buffer is live, and the descriptor is new.
-        unsafe { ffi::new_fd(VERB, ffi::ibv_export_buf_dmabuf_fd(buffer.as_raw())) }
+        unsafe { ffi::new_fd(VERB, ffi::ibv_export_buf_dmabuf_fd(buffer.raw.as_ptr())) }
     }
 }

@@ -1,9 +1,14 @@
 #[cfg(rdma_core_65)]
 mod by_provider;
+#[cfg(rdma_core_65)]
+mod provider_buffer;
 
 use std::ops::RangeBounds;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
+
+#[cfg(rdma_core_65)]
+use provider_buffer::ProviderBuffer;
 
 use crate::base::{Error, Handle, Leak as _, Result, ffi};
 use crate::verbs::device::quirks::copies_results;
@@ -13,7 +18,6 @@ use crate::verbs::memory::options::{AccessFlags, check_access, check_iova};
 use crate::verbs::memory::region::{
     Addressed, Backing, InMemory, Parts, Peers, Region, Writable, check_writable,
 };
-use crate::verbs::memory::region_buffer::ProviderBuffer;
 use crate::verbs::memory::registration::{
     ReregisterError, Reregistration, check_foreign, register,
 };
@@ -25,6 +29,10 @@ use crate::verbs::memory::scatter_gather::{LocalMemoryMut, ScatterElement};
 /// library, dma-bufs, regions of other processes. A slice needs no `unsafe`: see
 /// [`BorrowedMemoryRegion`](crate::memory::BorrowedMemoryRegion).
 pub type RawMemoryRegion<'pd> = Region<'pd, Raw<'pd>>;
+
+/// An earlier rdma-core allocates none.
+#[cfg(not(rdma_core_65))]
+type ProviderBuffer<'pd> = DomainRef<'pd>;
 
 /// Memory that something else owns, or that the provider has allocated.
 #[derive(Debug, Default)]

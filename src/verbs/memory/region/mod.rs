@@ -114,17 +114,17 @@ pub trait Writable: Addressed {
 )]
 pub trait Peers: Writable {}
 
-pub(in crate::verbs::memory) struct Parts {
-    pub(in crate::verbs::memory) raw: Handle<ffi::ibv_mr>,
-    pub(in crate::verbs::memory) address: *mut u8,
-    pub(in crate::verbs::memory) len: usize,
-    pub(in crate::verbs::memory) base: u64,
-    pub(in crate::verbs::memory) access: AccessFlags,
+pub(super) struct Parts {
+    pub(super) raw: Handle<ffi::ibv_mr>,
+    pub(super) address: *mut u8,
+    pub(super) len: usize,
+    pub(super) base: u64,
+    pub(super) access: AccessFlags,
 }
 
 impl Parts {
     /// Requests name it by its address in this program.
-    pub(in crate::verbs::memory) fn by_address(
+    pub(super) fn by_address(
         raw: Handle<ffi::ibv_mr>,
         address: *mut u8,
         len: usize,
@@ -133,7 +133,7 @@ impl Parts {
         Self { raw, address, len, base: address as u64, access }
     }
 
-    pub(in crate::verbs::memory) fn whole(raw: Handle<ffi::ibv_mr>, access: AccessFlags) -> Self {
+    pub(super) fn whole(raw: Handle<ffi::ibv_mr>, access: AccessFlags) -> Self {
         Self::by_address(raw, ptr::null_mut(), 0, access)
     }
 }
@@ -159,11 +159,7 @@ unsafe impl<M: Backing + Send> Send for Region<'_, M> {}
 unsafe impl<M: Backing + Sync> Sync for Region<'_, M> {}
 
 impl<'pd, M: Backing> Region<'pd, M> {
-    pub(in crate::verbs::memory) fn from_parts(
-        parts: Parts,
-        memory: M,
-        domain: DomainRef<'pd>,
-    ) -> Self {
+    pub(super) fn from_parts(parts: Parts, memory: M, domain: DomainRef<'pd>) -> Self {
         let Parts { raw, address, len, base, access } = parts;
         Self { raw, address, len, base, access, memory: ManuallyDrop::new(memory), domain }
     }
@@ -189,7 +185,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
     }
 
     /// Leaks the memory on failure.
-    pub(in crate::verbs::memory) fn into_memory(mut self) -> Result<M> {
+    pub(super) fn into_memory(mut self) -> Result<M> {
         self.deregister()?;
         // SAFETY: taken once: the handle is gone now, so `drop` does nothing.
         Ok(unsafe { ManuallyDrop::take(&mut self.memory) })
@@ -228,20 +224,20 @@ impl<'pd, M: Backing> Region<'pd, M> {
         as_raw: *mut ffi::ibv_mr => self.raw.as_ptr();
     }
 
-    pub(in crate::verbs::memory) fn memory(&self) -> &M {
+    pub(super) fn memory(&self) -> &M {
         &self.memory
     }
 
-    pub(in crate::verbs::memory) fn address(&self) -> *mut u8 {
+    pub(super) fn address(&self) -> *mut u8 {
         self.address
     }
 
-    pub(in crate::verbs::memory) fn base(&self) -> u64 {
+    pub(super) fn base(&self) -> u64 {
         self.base
     }
 
     /// Makes an imported region ours to deregister.
-    pub(in crate::verbs::memory) fn own_raw(&mut self) {
+    pub(super) fn own_raw(&mut self) {
         self.raw.own();
     }
 
@@ -250,7 +246,7 @@ impl<'pd, M: Backing> Region<'pd, M> {
     /// # Safety
     ///
     /// That of [`reregister`].
-    pub(in crate::verbs::memory) unsafe fn reregister(
+    pub(super) unsafe fn reregister(
         &mut self,
         change: Reregistration<'pd>,
         memory: Option<(*mut u8, usize)>,
@@ -285,10 +281,7 @@ impl<M: Addressed> Region<'_, M> {
 impl<M: InMemory> Region<'_, M> {
     /// Its address is this program's own, though perhaps nothing can be read there.
     #[inline]
-    pub(in crate::verbs::memory) fn sge_of_range(
-        &self,
-        range: impl RangeBounds<usize>,
-    ) -> Result<ffi::ibv_sge> {
+    pub(super) fn sge_of_range(&self, range: impl RangeBounds<usize>) -> Result<ffi::ibv_sge> {
         if self.memory.is_in_reach() { self.sge(range) } else { self.sge_by_iova(range) }
     }
 
@@ -410,7 +403,7 @@ impl<M: Local + Writable> DerefMut for Region<'_, M> {
 
 /// Providers that copy short messages to their destination themselves do not check it.
 #[inline]
-pub(in crate::verbs::memory) fn check_writable(access: AccessFlags) -> Result<()> {
+pub(super) fn check_writable(access: AccessFlags) -> Result<()> {
     if access.contains(AccessFlags::LOCAL_WRITE) { Ok(()) } else { Err(read_only()) }
 }
 
