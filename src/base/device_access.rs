@@ -37,9 +37,8 @@ pub(crate) fn abi_of_verbs() -> Option<u32> {
 
 pub(crate) const FILES: &str = "/dev/infiniband";
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unusable {
-    device: Name,
+    device: String,
     why: Why,
 }
 
@@ -92,29 +91,6 @@ unsafe extern "C" fn ibverbs_bundled_driver_abi(
     drivers.insert(device, abi);
 }
 
-/// Cut off: the kernel's have up to 63 bytes, but rarely more than 16.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Name([u8; 24]);
-
-impl Name {
-    fn of(name: &str) -> Self {
-        let mut bytes = [0; 24];
-        let mut end = name.len().min(bytes.len());
-        while !name.is_char_boundary(end) {
-            end -= 1;
-        }
-        bytes[..end].copy_from_slice(&name.as_bytes()[..end]);
-        Self(bytes)
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());
-        f.write_str(str::from_utf8(&self.0[..end]).unwrap_or_default())
-    }
-}
-
 impl Unusable {
     #[cfg(feature = "rdmacm")]
     pub(crate) fn first() -> Option<Self> {
@@ -137,12 +113,12 @@ impl Unusable {
                 Some(&known) if abi.is_none_or(|abi| abi == known.found) => Why::Abi(known),
                 _ => Why::NoProvider(abi.unwrap_or(0)),
             };
-            is_there(device, &devices_folder()).then(|| Self { device: Name::of(device), why })
+            is_there(device, &devices_folder()).then(|| Self { device: device.to_owned(), why })
         })
     }
 
     fn in_folders(device: &str, class: &Path, verbs: &Path, files: &Path) -> Option<Self> {
-        let no_access = |why| Some(Self { device: Name::of(device), why });
+        let no_access = |why| Some(Self { device: device.to_owned(), why });
         let interface = interface(device, verbs);
         if !is_there(device, class) {
             // The kernel shows devices by network namespace, and the files of all.
@@ -181,7 +157,7 @@ impl Unusable {
 
 impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.device;
+        let device = &self.device;
         match self.why {
             Why::NoVerbs => write!(
                 f,
@@ -297,7 +273,7 @@ mod tests {
         fs::remove_dir(class.join("mlx5_0")).unwrap();
         assert!(why("mlx5_0").unwrap().contains("mlx5_0 is in another network namespace"));
         // root may open it all the same
-        let denied = Unusable { device: Name::of("mlx5_0"), why: Why::NotAllowed(7) };
+        let denied = Unusable { device: "mlx5_0".to_owned(), why: Why::NotAllowed(7) };
         assert!(denied.to_string().contains("may not open /dev/infiniband/uverbs7"));
         fs::remove_dir_all(folder).unwrap();
     }
@@ -344,17 +320,10 @@ mod tests {
         let drivers = DRIVERS.lock().unwrap();
         let abi = drivers.get("abi_test_0").copied().unwrap();
         assert_eq!(abi, Abi { found: 9, low: 1, high: 2 });
-        let text = Unusable { device: Name::of("abi_test_0"), why: Why::Abi(abi) }.to_string();
+        let text = Unusable { device: "abi_test_0".to_owned(), why: Why::Abi(abi) }.to_string();
         assert!(
             text.contains("abi_test_0 has version 9") && text.contains("takes 1 to 2"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn a_long_name_is_cut_between_characters() {
-        let name = "é".repeat(20);
-        assert_eq!(Name::of(&name).to_string(), "é".repeat(12));
-        assert_eq!(Name::of("rocep1s0f0").to_string(), "rocep1s0f0");
     }
 }

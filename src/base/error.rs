@@ -1,16 +1,15 @@
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
-use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, hint, io};
 
 use crate::base::{
-    GidClass, QueuePairState, QueuePairType, TransitionError, debug, device_access::Unusable, linux,
+    GidClass, Problem, QueuePairState, QueuePairType, debug, device_access::Unusable, ffi, linux,
 };
 
 /// A verb that failed, or was not called because its input was wrong.
 ///
-/// It is small, `Copy` and never allocates. Programs use [`kind`](Self::kind), or [`raw_os_error`](Self::raw_os_error)
+/// It is small and `Copy`. Programs use [`kind`](Self::kind), or [`raw_os_error`](Self::raw_os_error)
 /// with the verb's man page. `Display` is for people: it names the verb, the error and, if known, a remedy.
 ///
 /// A posted work request that fails is a [`WorkError`](crate::completion::WorkError) instead.
@@ -31,7 +30,13 @@ pub(crate) enum Detail {
         low: u32,
         high: u64,
     },
-    Transition(TransitionError),
+    /// In C's types, which are smaller.
+    Transition {
+        problem: Problem,
+        kind: ffi::ibv_qp_type,
+        from: ffi::ibv_qp_state,
+        to: ffi::ibv_qp_state,
+    },
     Gids {
         ours: (GidClass, Ipv6Addr),
         theirs: (GidClass, Ipv6Addr),
@@ -64,7 +69,6 @@ pub(crate) enum Detail {
         index: u8,
         theirs: Ipv6Addr,
     },
-    Device(Unusable),
 }
 
 /// The kind of an [`Error`].
@@ -151,16 +155,6 @@ impl Error {
         if is_so { Err(Self::with_reason(verb, libc::EOPNOTSUPP, reason)) } else { Ok(()) }
     }
 
-    /// `EPROTONOSUPPORT`: the kernel's interface has a version unknown to libibverbs.
-    #[cold]
-    pub(crate) fn unknown_abi(verb: &'static str, found: u32, known: RangeInclusive<u32>) -> Self {
-        let what =
-            "the version of the kernel's interface (/sys/class/infiniband_verbs/abi_version)";
-        let (low, high) = (*known.start(), (*known.end()).into());
-        let detail = Detail::Range { what, value: found.into(), low, high };
-        Self { verb, errno: libc::EPROTONOSUPPORT, detail }
-    }
-
     #[cold]
     pub(crate) fn excess(&self, about: &str) -> Option<u64> {
         match self.detail {
@@ -183,21 +177,12 @@ impl Error {
         Err(Self::out_of_range(verb, what, value, low, high))
     }
 
-    /// `ENOMEM`: the process may not pin `bytes` more.
-    #[cold]
-    pub(crate) const fn beyond_memlock(verb: &'static str, bytes: u64, room: u64) -> Self {
-        let what =
-            "the region's length in bytes, by what is pinned and RLIMIT_MEMLOCK (ulimit -l),";
-        let detail = Detail::Range { what, value: bytes, low: 0, high: room };
-        Self { verb, errno: libc::ENOMEM, detail }
-    }
-
     /// Adds the device that this process cannot use, if any. The errno has other causes too.
     #[cold]
     pub(crate) fn or_unusable(self, device: Option<Unusable>) -> Self {
         let Some(device) = device else { return self };
         let errno = if device.is_denied() { libc::EACCES } else { self.errno };
-        Self { verb: self.verb, errno, detail: Detail::Device(device) }
+        Self::with_text(self.verb, errno, device.to_string(), "the process cannot use the device")
     }
 
     /// The text is made when the error happens, and stays in memory, since an error is `Copy`: one for each
@@ -349,7 +334,17 @@ impl fmt::Display for Error {
             Detail::Range { what, value, low, high } => {
                 write!(f, "{what} is {value}, and must be within {low}..={high}")
             }
-            Detail::Transition(reason) => reason.fmt(f),
+            Detail::Transition { problem, kind, from, to } => {
+                let (from, to) = (QueuePairState::from(from), QueuePairState::from(to));
+                match problem {
+                    Problem::Missing(name) => write!(f, "{name} is missing for {from} to {to}")?,
+                    Problem::NotAllowed(name) => {
+                        write!(f, "{name} is not allowed for {from} to {to}")?;
+                    }
+                    Problem::Impossible => write!(f, "there is no way from {from} to {to}")?,
+                }
+                write!(f, " of {} queue pair", QueuePairType::from(kind).named())
+            }
             Detail::Gids { ours: (our_class, ours), theirs: (their_class, theirs) } => write!(
                 f,
                 "no packet goes between our {} {ours} and the peer's {} {theirs}: both sides need an address \
@@ -383,7 +378,6 @@ impl fmt::Display for Error {
                 f,
                 "no path from our GID {ours} (index {index}) to the peer's GID {theirs}: {system}"
             ),
-            Detail::Device(device) => device.fmt(f),
         }
     }
 }

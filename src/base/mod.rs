@@ -28,4 +28,4 @@ pub(crate) use error::{Detail, Error, ErrorKind, Result, StateError, err_from_ca
 pub(crate) use gid_class::GidClass;
 pub(crate) use handle::{Handle, Leak, Object, object, resource};
 pub(crate) use parent::Parent;
-pub(crate) use queue_pair_state::{Problem, QueuePairState, QueuePairType, TransitionError};
+pub(crate) use queue_pair_state::{Problem, QueuePairState, QueuePairType};

@@ -1,8 +1,6 @@
-//! The types and states of queue pairs, and the error of a wrong transition.
+//! The types and states of queue pairs, and what can be wrong with a transition.
 
-use std::fmt;
-
-use crate::base::{c_enum, ffi};
+use crate::base::c_enum;
 
 c_enum! {
     /// `enum ibv_qp_type`: the transport service of a queue pair.
@@ -78,47 +76,10 @@ impl QueuePairState {
     ];
 }
 
-/// Small, because an [`Error`](crate::Error) holds it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct TransitionError {
-    problem: Problem,
-    from: u8,
-    to: u8,
-    kind: u8,
-}
-
+/// Why a queue pair cannot change to a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Problem {
     Missing(&'static str),
     NotAllowed(&'static str),
     Impossible,
-}
-
-impl TransitionError {
-    pub(crate) fn new(
-        problem: Problem,
-        kind: QueuePairType,
-        from: QueuePairState,
-        to: QueuePairState,
-    ) -> Self {
-        // All named values fit.
-        let byte = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
-        let state = |state| byte(ffi::ibv_qp_state::from(state).0);
-        let kind = byte(ffi::ibv_qp_type::from(kind).0);
-        Self { problem, from: state(from), to: state(to), kind }
-    }
-}
-
-impl fmt::Display for TransitionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = |raw: u8| QueuePairState::from(ffi::ibv_qp_state(raw.into()));
-        let (from, to) = (state(self.from), state(self.to));
-        match self.problem {
-            Problem::Missing(name) => write!(f, "{name} is missing for {from} to {to}")?,
-            Problem::NotAllowed(name) => write!(f, "{name} is not allowed for {from} to {to}")?,
-            Problem::Impossible => write!(f, "there is no way from {from} to {to}")?,
-        }
-        let kind = QueuePairType::from(ffi::ibv_qp_type(self.kind.into())).named();
-        write!(f, " of {kind} queue pair")
-    }
 }

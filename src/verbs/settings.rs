@@ -28,7 +28,8 @@ use crate::base::{Error, Result, c_enum, ffi};
 
 /// A number with an upper limit.
 macro_rules! bounded_number {
-    ($(#[$outer:meta])* pub struct $name:ident($repr:ty) <= $max:literal, $verb:literal, $what:literal) => {
+    ($(#[$outer:meta])* pub struct $name:ident($repr:ty) <= $max:literal, $verb:literal, $what:literal,
+        $(#[$of_default:meta])* default $default:literal) => {
         $(#[$outer])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name($repr);
@@ -48,6 +49,13 @@ macro_rules! bounded_number {
             /// The value for the device.
             pub const fn value(self) -> $repr {
                 self.0
+            }
+        }
+
+        impl Default for $name {
+            $(#[$of_default])*
+            fn default() -> Self {
+                Self($default)
             }
         }
 
@@ -79,7 +87,9 @@ bounded_number! {
     ///
     /// The *peer's* [`MinRnrTimer`] sets the time between two tries.
     #[doc(alias = "rnr_retry")]
-    pub struct MaxRnrRetries(u8) <= 7, "ibv_modify_qp", "rnr_retry"
+    pub struct MaxRnrRetries(u8) <= 7, "ibv_modify_qp", "rnr_retry",
+    /// 6: the largest finite number.
+    default 6
 }
 
 impl MaxRnrRetries {
@@ -89,27 +99,15 @@ impl MaxRnrRetries {
     pub const UNLIMITED: Self = Self(7);
 }
 
-impl Default for MaxRnrRetries {
-    /// 6: the largest finite number.
-    fn default() -> Self {
-        Self(6)
-    }
-}
-
 bounded_number! {
     /// `retry_cnt`: how often a packet is sent again when the peer does not answer within the [`AckTimeout`]. Reliable
     /// connections only.
     ///
     /// On Soft-RoCE, 7 means for ever.
     #[doc(alias = "retry_cnt")]
-    pub struct MaxAckRetries(u8) <= 7, "ibv_modify_qp", "retry_cnt"
-}
-
-impl Default for MaxAckRetries {
+    pub struct MaxAckRetries(u8) <= 7, "ibv_modify_qp", "retry_cnt",
     /// 6.
-    fn default() -> Self {
-        Self(6)
-    }
+    default 6
 }
 
 bounded_number! {
@@ -119,7 +117,10 @@ bounded_number! {
     /// There are 32 times, from 10 µs ([`SHORTEST`](Self::SHORTEST)) to 655.36 ms ([`LONGEST`](Self::LONGEST), encoded
     /// as 0).
     #[doc(alias = "min_rnr_timer")]
-    pub struct MinRnrTimer(u8) <= 31, "ibv_modify_qp", "min_rnr_timer"
+    pub struct MinRnrTimer(u8) <= 31, "ibv_modify_qp", "min_rnr_timer",
+    /// 10.24 ms. With [6 retries](MaxRnrRetries::default), the receiver has 61 ms to post a receive. A busy one needs
+    /// more than a few ms; a longer timer delays each message that comes just before its receive.
+    default 20
 }
 
 /// The times of the encodings, in units of 10 µs.
@@ -146,24 +147,14 @@ impl MinRnrTimer {
     ///  - `EINVAL`: `duration` is more than 655.36 ms.
     pub const fn from_duration(duration: Duration) -> Result<Self> {
         let mut code = 1;
-        while code < 32 {
-            if Self(code).duration().as_nanos() >= duration.as_nanos() {
-                return Ok(Self(code));
+        while code <= 32 {
+            let timer = Self(code % 32);
+            if timer.duration().as_nanos() >= duration.as_nanos() {
+                return Ok(timer);
             }
             code += 1;
         }
-        if Self::LONGEST.duration().as_nanos() >= duration.as_nanos() {
-            return Ok(Self::LONGEST);
-        }
         Err(Error::invalid("ibv_modify_qp", "min_rnr_timer is at most 655.36 ms"))
-    }
-}
-
-impl Default for MinRnrTimer {
-    /// 10.24 ms. With [6 retries](MaxRnrRetries::default), the receiver has 61 ms to post a receive. A busy one needs
-    /// more than a few ms; a longer timer delays each message that comes just before its receive.
-    fn default() -> Self {
-        Self(20)
     }
 }
 
@@ -174,7 +165,9 @@ bounded_number! {
     /// A send to a peer that is gone fails after about [`MaxAckRetries`] + 1 times this time; devices may take up to
     /// four times as long.
     #[doc(alias = "timeout")]
-    pub struct AckTimeout(u8) <= 31, "ibv_modify_qp", "timeout"
+    pub struct AckTimeout(u8) <= 31, "ibv_modify_qp", "timeout",
+    /// 67.1 ms.
+    default 14
 }
 
 impl AckTimeout {
@@ -203,34 +196,30 @@ impl AckTimeout {
     }
 }
 
-impl Default for AckTimeout {
-    /// 67.1 ms.
-    fn default() -> Self {
-        Self(14)
-    }
-}
-
 bounded_number! {
     /// `sq_psn`, `rq_psn`: the 24-bit number of the first packet. A receiver's must equal its sender's.
     #[doc(alias = "sq_psn")]
     #[doc(alias = "rq_psn")]
-    #[derive(Default)]
-    pub struct PacketSequenceNumber(u32) <= 0xff_ffff, "ibv_modify_qp", "psn"
+    pub struct PacketSequenceNumber(u32) <= 0xff_ffff, "ibv_modify_qp", "psn",
+    /// 0.
+    default 0
 }
 
 bounded_number! {
     /// `sl`: the service level, which the fabric maps to virtual lanes, or RoCE to Ethernet priorities.
     #[doc(alias = "sl")]
-    #[derive(Default)]
-    pub struct ServiceLevel(u8) <= 15, "ibv_modify_qp", "sl"
+    pub struct ServiceLevel(u8) <= 15, "ibv_modify_qp", "sl",
+    /// 0.
+    default 0
 }
 
 bounded_number! {
     /// `flow_label`: the 20-bit flow label of the global route header. On RoCE v2 it also selects the UDP source port,
     /// by which routers spread flows.
     #[doc(alias = "flow_label")]
-    #[derive(Default)]
-    pub struct FlowLabel(u32) <= 0xf_ffff, "ibv_modify_qp", "flow_label"
+    pub struct FlowLabel(u32) <= 0xf_ffff, "ibv_modify_qp", "flow_label",
+    /// 0.
+    default 0
 }
 
 /// `enum ibv_mtu`: the largest payload of a packet.

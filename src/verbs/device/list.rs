@@ -10,7 +10,7 @@ use std::{fmt, fs, io, slice};
 use super::context::Context;
 use super::{Device, fork};
 use crate::base::{
-    Error, ErrorKind, Result,
+    Detail, Error, ErrorKind, Result,
     device_access::{FILES, Unusable, abi_of_verbs, devices_folder, names, sysfs},
     ffi, hooks, trace,
 };
@@ -50,7 +50,13 @@ pub fn devices() -> Result<DeviceList> {
     let mut count = 0;
     // libibverbs would print this at the first call, and go on at the second.
     let listed = match abi_of_verbs().filter(|found| !KERNEL_ABI.contains(found)) {
-        Some(found) => Err(Error::unknown_abi(VERB, found, KERNEL_ABI)),
+        Some(found) => {
+            let what =
+                "the version of the kernel's interface (/sys/class/infiniband_verbs/abi_version)";
+            let (low, high) = (*KERNEL_ABI.start(), (*KERNEL_ABI.end()).into());
+            let detail = Detail::Range { what, value: found.into(), low, high };
+            Err(Error::with(VERB, libc::EPROTONOSUPPORT, detail))
+        }
         None => {
             let _alone = fork::exclusive();
             // SAFETY: `count` is writable.

@@ -4,7 +4,7 @@ use super::options::{AccessFlags, check_access};
 #[cfg(debug_assertions)]
 use crate::base::mr_tracker;
 use crate::base::{
-    Error, Handle, Result, debug, ffi,
+    Detail, Error, Handle, Result, debug, ffi,
     hooks::{Hooks, hooks},
     object,
 };
@@ -357,7 +357,10 @@ impl PinnedMemory {
             return None;
         }
         let room = Self::current()?.room();
-        (bytes as u64 > room).then(|| Error::beyond_memlock(verb, bytes as u64, room))
+        let what =
+            "the region's length in bytes, by what is pinned and RLIMIT_MEMLOCK (ulimit -l),";
+        let detail = Detail::Range { what, value: bytes as u64, low: 0, high: room };
+        (bytes as u64 > room).then(|| Error::with(verb, libc::ENOMEM, detail))
     }
 }
 

@@ -6,9 +6,7 @@ use super::address_vector::AddressVector;
 use super::attributes::{
     Attribute, AttributeMask, MigrationState, QueuePairAttributes, attribute_table,
 };
-use crate::base::{
-    Detail, Error, Problem, QueuePairState, QueuePairType, Result, TransitionError, ffi,
-};
+use crate::base::{Detail, Error, Problem, QueuePairState, QueuePairType, Result, ffi};
 use crate::verbs::memory::AccessFlags;
 use crate::verbs::settings::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
@@ -154,9 +152,7 @@ impl StateTransition {
             from = self.raw.cur_qp_state.into();
         }
         let to = attributes.state().unwrap_or(from);
-        check(kind, from, to, self.mask).map_err(|reason| {
-            Error::with("ibv_modify_qp", libc::EINVAL, Detail::Transition(reason))
-        })
+        check(kind, from, to, self.mask)
     }
 }
 
@@ -259,7 +255,7 @@ pub(super) fn check(
     from: QueuePairState,
     to: QueuePairState,
     given: AttributeMask,
-) -> Result<(), TransitionError> {
+) -> Result<()> {
     const NO_NAME: &str = "an attribute that has no name";
     let is_providers = matches!(kind, QueuePairType::Driver | QueuePairType::Unknown(_));
     let problem = match rule(kind, from, to) {
@@ -279,7 +275,9 @@ pub(super) fn check(
             }
         }
     };
-    Err(TransitionError::new(problem, kind, from, to))
+    let (from, to) = (from.into(), to.into());
+    let detail = Detail::Transition { problem, kind: kind.into(), from, to };
+    Err(Error::with("ibv_modify_qp", libc::EINVAL, detail))
 }
 
 #[cfg(test)]
