@@ -141,6 +141,13 @@ impl Error {
         Self { verb, errno: libc::EINVAL, detail: Detail::Range { what, value, low, high } }
     }
 
+    /// `EINVAL`: more than `most`. It has few arguments, for the data path: the verb and what it is about come together.
+    #[cold]
+    #[inline(never)]
+    pub(crate) const fn beyond(about: &'static [&'static str; 2], value: u64, most: u64) -> Self {
+        Self::out_of_range(about[0], about[1], value, 0, most)
+    }
+
     #[inline]
     pub(crate) fn invalid_if(is_so: bool, verb: &'static str, reason: &'static str) -> Result<()> {
         if is_so { Err(Self::invalid(verb, reason)) } else { Ok(()) }

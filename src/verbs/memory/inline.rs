@@ -67,14 +67,8 @@ impl Gathered {
             length = end;
         }
         if length > GATHERED {
-            let what = "the length of inline data";
-            return Err(Error::out_of_range(
-                "ibv_post_send",
-                what,
-                length as u64,
-                0,
-                GATHERED as u64,
-            ));
+            let about = &["ibv_post_send", "the length of inline data"];
+            return Err(Error::beyond(about, length as u64, GATHERED as u64));
         }
         Ok(Self { bytes, element: ffi::ibv_sge { addr: 0, length: length as u32, lkey: 0 } })
     }

@@ -116,15 +116,11 @@ impl RemoteMemoryRegion {
     #[inline]
     pub const fn sub_region(&self, offset: u64, length: u64) -> Result<Self> {
         if offset > self.length {
-            return Err(Self::outside(
-                "the start of the part of the remote region",
-                offset,
-                self.length,
-            ));
+            return Err(Error::beyond(START, offset, self.length));
         }
         if length > self.length - offset {
-            let most = self.length - offset;
-            return Err(Self::outside("the length of the part of the remote region", length, most));
+            let about = &["ibv_send_wr", "the length of the part of the remote region"];
+            return Err(Error::beyond(about, length, self.length - offset));
         }
         Ok(Self { address: self.address + offset, length, rkey: self.rkey })
     }
@@ -147,7 +143,7 @@ impl RemoteMemoryRegion {
         };
         match end.checked_sub(start) {
             Some(length) => self.sub_region(start, length),
-            None => Err(Self::outside("the start of the part of the remote region", start, end)),
+            None => Err(Error::beyond(START, start, end)),
         }
     }
 
@@ -170,17 +166,14 @@ impl RemoteMemoryRegion {
         match index.checked_mul(size) {
             Some(offset) => self.sub_region(offset, size),
             None => {
-                let what = "the index of an element of the remote region";
-                Err(Self::outside(what, index, self.length))
+                let about = &["ibv_send_wr", "the index of an element of the remote region"];
+                Err(Error::beyond(about, index, self.length))
             }
         }
     }
-
-    #[cold]
-    const fn outside(what: &'static str, value: u64, most: u64) -> Error {
-        Error::out_of_range("ibv_send_wr", what, value, 0, most)
-    }
 }
+
+const START: &[&str; 2] = &["ibv_send_wr", "the start of the part of the remote region"];
 
 debug! {
     RemoteMemoryRegion, self,

@@ -311,15 +311,10 @@ fn need(available: u64, functions: u64) -> Result<()> {
 #[inline]
 fn check_count(list: &[ffi::ibv_sge], most: u32) -> Result<()> {
     if list.len() > most as usize {
-        return err_from_call(too_many(list.len(), most));
+        let about = &["ibv_wr_set_sge_list", "the number of elements"];
+        return err_from_call(Error::beyond(about, list.len() as u64, most.into()));
     }
     Ok(())
-}
-
-#[cold]
-fn too_many(count: usize, most: u32) -> Error {
-    let what = "the number of elements";
-    Error::out_of_range("ibv_wr_set_sge_list", what, count as u64, 0, most.into())
 }
 
 #[cold]

@@ -151,15 +151,10 @@ debug! {
 #[inline]
 fn check_number(number: u32) -> Result<()> {
     if number > 0xff_ffff {
-        return err_from_call(no_number(number));
+        let about = &[VERB, "the number of the remote queue pair"];
+        return err_from_call(Error::beyond(about, number.into(), 0xff_ffff));
     }
     Ok(())
-}
-
-#[cold]
-fn no_number(number: u32) -> Error {
-    let what = "the number of the remote queue pair";
-    Error::out_of_range("ibv_post_send", what, number.into(), 0, 0xff_ffff)
 }
 
 impl sealed::Destination for DatagramPeer<'_> {
@@ -383,16 +378,12 @@ const ATOMIC: u64 = 8;
 #[inline]
 pub(crate) fn check_remote(remote: &RemoteMemoryRegion, length: u64) -> Result<()> {
     if length > remote.length() {
-        return err_from_call(too_small(remote, length));
+        return err_from_call(Error::beyond(TOO_SMALL, length, remote.length()));
     }
     Ok(())
 }
 
-#[cold]
-fn too_small(remote: &RemoteMemoryRegion, length: u64) -> Error {
-    let what = "the length, for the remote region,";
-    Error::out_of_range(VERB, what, length, 0, remote.length())
-}
+const TOO_SMALL: &[&str; 2] = &[VERB, "the length, for the remote region,"];
 
 #[inline]
 pub(crate) fn check_atomic(remote: &RemoteMemoryRegion, local: u64) -> Result<()> {
@@ -408,7 +399,7 @@ fn not_atomic(remote: &RemoteMemoryRegion, local: u64) -> Error {
         let what = "the length in bytes of an atomic's buffer";
         Error::out_of_range(VERB, what, local, ATOMIC as u32, ATOMIC)
     } else if remote.length() < ATOMIC {
-        too_small(remote, ATOMIC)
+        Error::beyond(TOO_SMALL, ATOMIC, remote.length())
     } else {
         Error::invalid(VERB, "the remote address of an atomic is not a multiple of 8")
     }

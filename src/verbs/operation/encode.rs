@@ -81,15 +81,10 @@ const fn is_read<K: Kind>() -> bool {
 #[inline(always)]
 pub(crate) fn check_receive(limits: &MessageLimits, list: &[ffi::ibv_sge]) -> Result<()> {
     if list.len() > 1 && total(list) > MAX_MESSAGE_LENGTH {
-        return err_from_call(too_long_receive(total(list)));
+        let about = &["ibv_post_recv", "the length of the message"];
+        return err_from_call(Error::beyond(about, total(list), MAX_MESSAGE_LENGTH));
     }
     limits.check_domain("ibv_post_recv", list)
-}
-
-#[cold]
-fn too_long_receive(length: u64) -> Error {
-    let what = "the length of the message";
-    Error::out_of_range("ibv_post_recv", what, length, 0, MAX_MESSAGE_LENGTH)
 }
 
 #[diagnostic::do_not_recommend]

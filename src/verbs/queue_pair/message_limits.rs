@@ -116,7 +116,8 @@ impl MessageLimits {
     #[inline]
     pub(crate) fn check_pieces_of_read(&self, count: usize) -> Result<()> {
         if count > self.max_sge_rd as usize {
-            return err_from_call(too_many_of_read(count, self.max_sge_rd));
+            let about = &[VERB, "by the device's max_sge_rd, the number of pieces of a read"];
+            return err_from_call(Error::beyond(about, count as u64, self.max_sge_rd.into()));
         }
         Ok(())
     }
@@ -129,7 +130,8 @@ impl MessageLimits {
     #[inline]
     pub(crate) fn check_inline(&self, length: u64) -> Result<()> {
         if length > self.max_inline_data.into() {
-            return err_from_call(too_long_inline(length, self.max_inline_data));
+            let about = &[VERB, "by max_inline_data, the length of inline data"];
+            return err_from_call(Error::beyond(about, length, self.max_inline_data.into()));
         }
         Ok(())
     }
@@ -156,18 +158,6 @@ impl MessageLimits {
             _ => error,
         }
     }
-}
-
-#[cold]
-fn too_many_of_read(count: usize, most: u32) -> Error {
-    let what = "by the device's max_sge_rd, the number of pieces of a read";
-    Error::out_of_range(VERB, what, count as u64, 0, most.into())
-}
-
-#[cold]
-fn too_long_inline(length: u64, most: u32) -> Error {
-    let what = "by max_inline_data, the length of inline data";
-    Error::out_of_range(VERB, what, length, 0, most.into())
 }
 
 #[derive(Clone, Copy)]
