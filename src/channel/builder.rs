@@ -78,20 +78,8 @@ macro_rules! setting_methods {
             )+
         }
     };
-    ($($name:ident)+) => {
-        impl ChannelBuilder<'_> {
-            $(
-                #[doc = concat!("As [`QueuePairBuilder::", stringify!($name), "`].")]
-                pub fn $name(mut self, value: u32) -> Self {
-                    self.capacities.$name = value;
-                    self
-                }
-            )+
-        }
-    };
 }
 
-setting_methods! { max_send_sge max_recv_sge }
 connection_settings!(setting_methods);
 
 impl<'res> Channel<'res> {
@@ -144,6 +132,12 @@ impl<'res> ChannelBuilder<'res> {
         /// The most receives that can be in flight (16 unless set). One more fails with
         /// [`QueueFull`](crate::TransportError::QueueFull).
         max_recv_wr(value: u32) => self.capacities.max_recv_wr = value;
+
+        /// As [`QueuePairBuilder::max_send_sge`].
+        max_send_sge(value: u32) => self.capacities.max_send_sge = value;
+
+        /// As [`QueuePairBuilder::max_recv_sge`].
+        max_recv_sge(value: u32) => self.capacities.max_recv_sge = value;
 
         /// Replaces all settings of the connection.
         connection_settings(settings: ConnectionSettings) => self.connection = settings;
@@ -353,7 +347,7 @@ pub(crate) fn check_context(
 ) -> Result<()> {
     let reason = "the protection domain and the loop, or the reactor, are of two contexts: open the device once, and \
                   make both of that context";
-    Error::invalid_if(queue.context().as_raw() != domain.context().as_raw(), verb, reason)
+    domain.context().check_same(queue.context(), verb, reason)
 }
 
 /// Says why the queue has to be so long.

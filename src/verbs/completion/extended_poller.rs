@@ -126,8 +126,8 @@ impl<'cq> ExtendedPoller<'cq> {
     /// # Errors
     ///
     /// Those of [`CompletionQueue::sleep_until`], without a deadline.
-    pub fn wait<R>(&mut self, f: impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Result<R> {
-        self.wait_with(None, f)
+    pub fn wait<R>(&mut self, mut f: impl FnMut(&mut ExtendedCompletions<'_>) -> R) -> Result<R> {
+        self.queue.sleep_until(None, || Ok(self.attempt(&mut f)))
     }
 
     /// [`wait`](Self::wait) until `deadline`.
@@ -138,17 +138,9 @@ impl<'cq> ExtendedPoller<'cq> {
     pub fn wait_until<R>(
         &mut self,
         deadline: Instant,
-        f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
-    ) -> Result<R> {
-        self.wait_with(Some(deadline), f)
-    }
-
-    fn wait_with<R>(
-        &mut self,
-        deadline: Option<Instant>,
         mut f: impl FnMut(&mut ExtendedCompletions<'_>) -> R,
     ) -> Result<R> {
-        self.queue.sleep_until(deadline, || Ok(self.attempt(&mut f)))
+        self.queue.sleep_until(Some(deadline), || Ok(self.attempt(&mut f)))
     }
 
     /// [`poll`](Self::poll); if `f` was lent nothing, arms the queue and polls again. See

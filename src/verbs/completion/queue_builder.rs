@@ -174,10 +174,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
                 Notifier::Own(WaitChannel::new(channel))
             }
             Channel::Shared(channel) => {
-                if channel.context().as_raw() != self.context.as_raw() {
-                    let reason = "the completion channel belongs to another context";
-                    return Err(Error::invalid(verb, reason));
-                }
+                let reason = "the completion channel belongs to another context";
+                self.context.check_same(channel.context(), verb, reason)?;
                 Notifier::Shared(channel)
             }
         };
@@ -212,10 +210,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
                     attributes.comp_mask |= Mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
                 }
                 if let Some(domain) = &self.domain {
-                    if domain.context().as_raw() != self.context.as_raw() {
-                        let reason = "the domain belongs to another context";
-                        return Err(Error::invalid(verb, reason));
-                    }
+                    let reason = "the domain belongs to another context";
+                    self.context.check_same(domain.context(), verb, reason)?;
                     attributes.comp_mask |= Mask::IBV_CQ_INIT_ATTR_MASK_PD.0;
                     attributes.parent_domain = domain.as_raw();
                 }

@@ -267,7 +267,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///
     /// Those of [`next_event`](Self::next_event).
     pub fn wait(&self) -> Result<AsyncEvent> {
-        self.wait_with(None)
+        event_file::take_before(GET, self.as_raw_fd(), None, || self.next_event())
     }
 
     /// [`wait`](Self::wait), not after `deadline`.
@@ -276,11 +276,7 @@ impl<'ctx> AsyncEvents<'ctx> {
     ///
     /// Those of [`next_event`](Self::next_event); `ETIMEDOUT`: there was no event.
     pub fn wait_until(&self, deadline: Instant) -> Result<AsyncEvent> {
-        self.wait_with(Some(deadline))
-    }
-
-    fn wait_with(&self, deadline: Option<Instant>) -> Result<AsyncEvent> {
-        event_file::take_before(GET, self.as_raw_fd(), deadline, || self.next_event())
+        event_file::take_before(GET, self.as_raw_fd(), Some(deadline), || self.next_event())
     }
 
     /// Their context.

@@ -104,6 +104,16 @@ impl<'a> Context<'a> {
         self.device().name()
     }
 
+    /// `EINVAL` if they are two, such as of one device that was opened twice.
+    pub(crate) fn check_same(
+        &self,
+        other: &Context<'_>,
+        verb: &'static str,
+        reason: &'static str,
+    ) -> Result<()> {
+        Error::invalid_if(self.as_raw() != other.as_raw(), verb, reason)
+    }
+
     pub(crate) fn is_iwarp(&self) -> bool {
         self.transport_type() == TransportType::Iwarp
     }

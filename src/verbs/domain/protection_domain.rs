@@ -114,7 +114,7 @@ impl<'ctx> ProtectionDomain<'ctx> {
             ffi::ibv_parent_domain_init_attr { pd: domain.as_raw(), ..Default::default() };
         if let Some(thread) = &thread {
             let reason = "the thread domain belongs to another context";
-            Error::invalid_if(thread.context().as_raw() != context.as_raw(), VERB, reason)?;
+            context.check_same(thread.context(), VERB, reason)?;
             attributes.td = thread.as_raw();
         }
         if let Some(allocator) = &allocator {

@@ -156,10 +156,8 @@ impl<'res> Rule<'res> {
         let normal = self.kind == ffi::ibv_flow_attr_type::IBV_FLOW_ATTR_NORMAL;
         let reason = "a default rule and a sniffer match no headers";
         Error::invalid_if(!normal && self.header_count > 0, VERB, reason)?;
-        if self.held.iter().any(|held| held.context().as_raw() != context.as_raw()) {
-            let reason = "the counters or the action of the rule belong to another context";
-            return Err(Error::invalid(VERB, reason));
-        }
+        let reason = "the counters or the action of the rule belong to another context";
+        self.held.iter().try_for_each(|held| context.check_same(held.context(), VERB, reason))?;
         let count = self.header_count
             + self.held.len()
             + usize::from(self.tag.is_some())

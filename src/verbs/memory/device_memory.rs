@@ -409,7 +409,7 @@ impl<'pd> DeviceMemoryRegion<'pd> {
         let bytes = range.len();
         Error::invalid_if(range.is_empty(), VERB, "the region is empty")?;
         let reason = "the memory and the protection domain are of different contexts";
-        Error::invalid_if(domain.context().as_raw() != memory.context().as_raw(), VERB, reason)?;
+        domain.context().check_same(memory.context(), VERB, reason)?;
         check_access(VERB, &domain, access)?;
         let copies = copies_results(&domain.context().query_device()?);
         // SAFETY: domain and memory are live and of one context; no references to device memory exist.

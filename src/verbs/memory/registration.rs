@@ -216,10 +216,9 @@ pub(super) unsafe fn reregister<'pd>(
     let mut flags = flag(0);
     let mut raw_domain = std::ptr::null_mut();
     if let Some(new) = &change.domain {
-        if new.context().as_raw() != domain.context().as_raw() {
-            let reason = "the new protection domain is of another context";
-            return Err(ReregisterError::unchanged(Error::invalid(VERB, reason)));
-        }
+        let reason = "the new protection domain is of another context";
+        let checked = domain.context().check_same(new.context(), VERB, reason);
+        checked.map_err(ReregisterError::unchanged)?;
         flags |= flag::IBV_REREG_MR_CHANGE_PD;
         raw_domain = new.as_raw();
     }

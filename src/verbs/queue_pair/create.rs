@@ -175,17 +175,16 @@ impl<'res, T: Transport> QueuePairBuilder<'res, T> {
         let parents = &self.parents;
         for queue in [&parents.send_cq, &parents.receive_cq] {
             let reason = "a completion queue belongs to another context";
-            Error::invalid_if(queue.context().as_raw() != context.as_raw(), VERB, reason)?;
+            context.check_same(queue.context(), VERB, reason)?;
         }
-        if let Some(srq) = &parents.srq
-            && srq.protection_domain().context().as_raw() != context.as_raw()
-        {
-            return Err(Error::invalid(VERB, "the shared queue belongs to another context"));
+        if let Some(srq) = &parents.srq {
+            let reason = "the shared queue belongs to another context";
+            context.check_same(srq.protection_domain().context(), VERB, reason)?;
         }
         match (&parents.xrc_domain, self.kind) {
             (Some(domain), QueuePairType::XrcReceive) => {
                 let reason = "the XRC domain belongs to another context";
-                Error::invalid_if(domain.context().as_raw() != context.as_raw(), VERB, reason)?;
+                context.check_same(domain.context(), VERB, reason)?;
                 let reason = "a receiving XRC queue pair takes no shared receive queue: each \
                                   message names its own";
                 Error::invalid_if(parents.srq.is_some(), VERB, reason)?;

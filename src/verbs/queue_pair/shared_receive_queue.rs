@@ -124,10 +124,9 @@ impl<'pd> SharedReceiveQueue<'pd> {
     ) -> Result<Self> {
         const VERB: &str = "ibv_create_srq_ex";
         let (domain, xrc_domain, queue) = (domain.into(), xrc_domain.into(), queue.into());
-        let context = domain.context().as_raw();
-        if xrc_domain.context().as_raw() != context || queue.context().as_raw() != context {
+        for other in [xrc_domain.context(), queue.context()] {
             let reason = "the XRC domain or the completion queue belongs to another context";
-            return Err(Error::invalid(VERB, reason));
+            domain.context().check_same(other, VERB, reason)?;
         }
         check(VERB, &domain, max_wr, max_sge)?;
         let attributes = ffi::ibv_srq_init_attr_ex {

@@ -94,7 +94,7 @@ impl<'pd> SharedReceiveQueue<'pd> {
         let (domain, queue) = (domain.into(), queue.into());
         let context = domain.context();
         let reason = "the completion queue belongs to another context";
-        Error::invalid_if(queue.context().as_raw() != context.as_raw(), CREATE, reason)?;
+        context.check_same(queue.context(), CREATE, reason)?;
         check(CREATE, &domain, max_wr, max_sge)?;
         let limits = context.query_device()?.tag_matching();
         Error::unsupported_if(limits.max_tags == 0, CREATE, "the device has no tag matching")?;

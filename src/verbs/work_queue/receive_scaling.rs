@@ -88,8 +88,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
 
         let (domain, table) = (domain.into(), table.into());
         let context = domain.context();
-        let reason = "the indirection table belongs to another context";
-        Error::invalid_if(table.context().as_raw() != context.as_raw(), VERB, reason)?;
+        context.check_same(table.context(), VERB, "the table belongs to another context")?;
         let device = context.query_device()?.receive_scaling();
         let reason = "the device does not spread packets of queue pairs of this type";
         Error::unsupported_if(!device.supported_types.contains(queue_pair_type), VERB, reason)?;

@@ -88,7 +88,7 @@ impl<'res> WorkQueue<'res> {
         let (domain, queue) = (domain.into(), queue.into());
         let context = domain.context();
         let reason = "the completion queue belongs to another context";
-        Error::invalid_if(queue.context().as_raw() != context.as_raw(), CREATE, reason)?;
+        context.check_same(queue.context(), CREATE, reason)?;
         let device = context.query_device()?;
         let reason = "the device has no work queues";
         Error::unsupported_if(device.max_wq_type_rq() == 0, CREATE, reason)?;
@@ -337,7 +337,6 @@ impl<'res> IndirectionTable<'res> {
         let Some(first) = list.next() else {
             return Err(Error::invalid(VERB, "there are no work queues"));
         };
-        let context = first.protection_domain().context().as_raw();
         let device = first.protection_domain().context().query_device()?;
         let most = device.receive_scaling().max_rwq_indirection_table_size;
         let mut queues = vec![first];
@@ -346,9 +345,11 @@ impl<'res> IndirectionTable<'res> {
         Error::within(VERB, "the number of work queues", queues.len() as u64, 1, most)?;
         let reason = "the number of work queues is not a power of two";
         Error::invalid_if(!queues.len().is_power_of_two(), VERB, reason)?;
-        let other = |queue: &WorkQueue<'_>| queue.protection_domain().context().as_raw() != context;
-        let reason = "the work queues belong to different contexts";
-        Error::invalid_if(queues.iter().any(|queue| other(queue)), VERB, reason)?;
+        let context = queues[0].protection_domain().context();
+        for queue in &queues {
+            let reason = "the work queues belong to different contexts";
+            context.check_same(queue.protection_domain().context(), VERB, reason)?;
+        }
         let mut raw: Vec<*mut ffi::ibv_wq> = queues.iter().map(|queue| queue.as_raw()).collect();
         let mut attributes = ffi::ibv_rwq_ind_table_init_attr {
             log_ind_tbl_size: raw.len().trailing_zeros(),
@@ -360,7 +361,7 @@ impl<'res> IndirectionTable<'res> {
         let raw = unsafe {
             Handle::new(
                 VERB,
-                ffi::ibv_create_rwq_ind_table(context, ptr::from_mut(&mut attributes)),
+                ffi::ibv_create_rwq_ind_table(context.as_raw(), ptr::from_mut(&mut attributes)),
             )
         }?;
         Ok(Self { raw, queues })
