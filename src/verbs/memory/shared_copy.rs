@@ -379,12 +379,13 @@ mod wide {
             if bytes <= 64 {
                 ends::<Wide<Double>>(way, from, to, 32);
                 let last = bytes - 32;
-                ends::<Wide<Double>>(way, from.wrapping_add(last), to.add(last), 32);
-            } else if have_quads() {
-                quads(way, from, to, bytes);
-            } else {
-                doubles(way, from, to, bytes);
+                return ends::<Wide<Double>>(way, from.wrapping_add(last), to.add(last), 32);
             }
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx") {
+                return quads(way, from, to, bytes);
+            }
+            doubles(way, from, to, bytes);
         }
     }
 
@@ -415,16 +416,9 @@ mod wide {
         }
     }
 
-    fn have_quads() -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return is_x86_feature_detected!("avx");
-        #[cfg(target_arch = "aarch64")]
-        false
-    }
-
     /// # Safety
     ///
-    /// As [`doubles`], on a processor that [has them](have_quads).
+    /// As [`doubles`], on a processor with AVX.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn quads(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
@@ -512,7 +506,7 @@ mod wide {
 
     /// # Safety
     ///
-    /// As [`quads`], on a processor that has them.
+    /// As [`quads`].
     #[cfg(target_arch = "x86_64")]
     unsafe fn fill(word: usize, to: *mut u8, bytes: usize) {
         /// The length from which on the processor's own loop is faster.
@@ -560,12 +554,6 @@ mod wide {
                 options(nostack),
             );
         }
-    }
-
-    #[cfg(target_arch = "aarch64")]
-    unsafe fn quads(way: impl Way, from: *const u8, to: *mut u8, bytes: usize) {
-        // SAFETY: the caller vouches for it.
-        unsafe { doubles(way, from, to, bytes) }
     }
 
     #[cfg(test)]
