@@ -148,35 +148,20 @@ impl<B> Slot<B> {
     pub(super) fn take(&mut self, failed: Failed, completion: &ffi::ibv_wc) -> Ended<B> {
         debug_assert!(self.state.is_in_flight());
         // Copied field by field, so that the compiler keeps what the program reads in registers.
-        let &ffi::ibv_wc {
-            wr_id,
-            status,
-            opcode,
-            vendor_err,
-            byte_len,
-            __bindgen_anon_1,
-            qp_num,
-            src_qp,
-            wc_flags,
-            pkey_index,
-            slid,
-            sl,
-            dlid_path_bits,
-        } = completion;
         let completion = ffi::ibv_wc {
-            wr_id,
-            status,
-            opcode,
-            vendor_err,
-            byte_len,
-            __bindgen_anon_1,
-            qp_num,
-            src_qp,
-            wc_flags,
-            pkey_index,
-            slid,
-            sl,
-            dlid_path_bits,
+            wr_id: completion.wr_id,
+            status: completion.status,
+            opcode: completion.opcode,
+            vendor_err: completion.vendor_err,
+            byte_len: completion.byte_len,
+            __bindgen_anon_1: completion.__bindgen_anon_1,
+            qp_num: completion.qp_num,
+            src_qp: completion.src_qp,
+            wc_flags: completion.wc_flags,
+            pkey_index: completion.pkey_index,
+            slid: completion.slid,
+            sl: completion.sl,
+            dlid_path_bits: completion.dlid_path_bits,
         };
         if failed == Failed::NOT {
             self.receive(&completion);

@@ -12,6 +12,7 @@ object!(ibv_flow, ibv_destroy_flow);
 pub struct FlowId(u64);
 
 /// The queue pair destroys them before itself.
+#[derive(Default)]
 pub(crate) struct Flows<'res> {
     flows: Vec<Flow<'res>>,
 }
@@ -23,8 +24,13 @@ struct Flow<'res> {
 }
 
 impl Flow<'_> {
-    fn destroy(&mut self) -> Result<()> {
-        self.raw.destroy().inspect_err(|_| self.held.iter().for_each(Held::leak))
+    /// If it fails, the queue pair must not be destroyed either.
+    fn destroy(mut self, queue_pair: &Handle<ffi::ibv_qp>, parents: &impl Leak) -> Result<()> {
+        self.raw.destroy().inspect_err(|_| {
+            self.held.iter().for_each(Held::leak);
+            queue_pair.leak();
+            parents.leak();
+        })
     }
 }
 
@@ -34,10 +40,6 @@ unsafe impl Send for Flow<'_> {}
 unsafe impl Sync for Flow<'_> {}
 
 impl<'res> Flows<'res> {
-    pub(crate) const fn new() -> Self {
-        Self { flows: Vec::new() }
-    }
-
     /// # Safety
     ///
     /// The queue pair is live, of that type and on that context. Its owner calls
@@ -69,19 +71,21 @@ impl<'res> Flows<'res> {
         Ok(id)
     }
 
-    /// Calls `leak` on failure: then the queue pair must not be destroyed either.
-    pub(crate) fn destroy(&mut self, id: FlowId, leak: impl FnOnce()) -> Result<()> {
+    pub(crate) fn destroy(
+        &mut self,
+        id: FlowId,
+        queue_pair: &Handle<ffi::ibv_qp>,
+        parents: &impl Leak,
+    ) -> Result<()> {
         let Some(at) = self.flows.iter().position(|flow| flow.id == id) else {
             return Err(Error::invalid("ibv_destroy_flow", "the queue pair has no such flow"));
         };
-        self.flows.swap_remove(at).destroy().inspect_err(|_| leak())
+        self.flows.swap_remove(at).destroy(queue_pair, parents)
     }
 
-    pub(crate) fn destroy_all(&mut self, leak: impl Fn()) {
-        for mut flow in self.flows.drain(..) {
-            if flow.destroy().is_err() {
-                leak();
-            }
+    pub(crate) fn destroy_all(&mut self, queue_pair: &Handle<ffi::ibv_qp>, parents: &impl Leak) {
+        for flow in self.flows.drain(..) {
+            let _ = flow.destroy(queue_pair, parents);
         }
     }
 

@@ -3,7 +3,7 @@ use std::ops::{Bound, Range, RangeBounds};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::base::{Error, Result, debug, err_from_call, ffi};
+use crate::base::{Error, Result, debug, ffi};
 
 /// A type that registered memory may hold: it has no padding, and any bytes are a valid value of it.
 ///
@@ -69,18 +69,31 @@ pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<Rang
     };
     match (start, end) {
         (Some(start), Some(end)) if start <= end && end <= len => Ok(start..end),
-        _ => err_from_call(out_of_bounds(start, end, len)),
+        _ => {
+            let Excess { what, value, most } = out_of_bounds(start, end, len);
+            Err(Error::out_of_range("ibv_sge", what, value, 0, most))
+        }
     }
+}
+
+/// A value that is too large, with its maximum.
+///
+/// Functions of the data path make their error from it themselves: the compiler would check again the result of a
+/// function that it does not inline.
+struct Excess {
+    what: &'static str,
+    value: u64,
+    most: u64,
 }
 
 #[cold]
 #[inline(never)]
-fn out_of_bounds(start: Option<usize>, end: Option<usize>, len: usize) -> Error {
+fn out_of_bounds(start: Option<usize>, end: Option<usize>, len: usize) -> Excess {
     let (start, end) = (start.unwrap_or(usize::MAX) as u64, end.unwrap_or(usize::MAX) as u64);
     if end > len as u64 {
-        Error::beyond(&["ibv_sge", "the end of the range"], end, len as u64)
+        Excess { what: "the end of the range", value: end, most: len as u64 }
     } else {
-        Error::beyond(&["ibv_sge", "the start of the range"], start, end)
+        Excess { what: "the start of the range", value: start, most: end }
     }
 }
 
@@ -89,8 +102,8 @@ pub(crate) fn sge(address: u64, bytes: usize, lkey: u32) -> Result<ffi::ibv_sge>
     match u32::try_from(bytes) {
         Ok(length) => Ok(ffi::ibv_sge { addr: address, length, lkey }),
         Err(_) => {
-            let about = &["ibv_sge", PIECE];
-            err_from_call(Error::beyond(about, bytes as u64, MAX_SGE_LENGTH as u64))
+            let Excess { what, value, most } = too_long(bytes);
+            Err(Error::out_of_range("ibv_sge", what, value, 0, most))
         }
     }
 }
@@ -112,6 +125,12 @@ pub(super) fn sge_at(address: u64, iova: u64, bytes: usize, lkey: u32) -> Result
 #[inline(never)]
 fn by_iova() -> &'static str {
     "requests do not see the region at its own address: see gather_element_by_iova"
+}
+
+#[cold]
+#[inline(never)]
+fn too_long(bytes: usize) -> Excess {
+    Excess { what: PIECE, value: bytes as u64, most: MAX_SGE_LENGTH as u64 }
 }
 
 /// Registered memory that work requests of this program can read: every region and slice.

@@ -177,7 +177,7 @@ impl<'res, T: Transport> QueuePair<'res, T> {
         parents: Parents<'res>,
         answers: Answers,
     ) -> Self {
-        let (groups, flows) = (Vec::new(), Flows::new());
+        let (groups, flows) = (Vec::new(), Flows::default());
         let object = Object {
             raw,
             extended,

@@ -74,25 +74,15 @@ impl Object<'_> {
     pub(super) fn destroy(&mut self) -> Result<()> {
         if !self.raw.is_gone() {
             self.leave_groups();
-            self.end_flows();
+            // The kernel refuses to destroy a queue pair that has flows.
+            self.flows.destroy_all(&self.raw, &self.parents);
         }
-        self.raw.destroy().inspect_err(|_| self.leak_parents())
-    }
-
-    /// After a failed destruction the device may use them for ever.
-    fn leak_parents(&self) {
-        self.parents.leak();
-        #[cfg(rdma_core_65)]
-        Leak::leak(&self.counters);
-    }
-
-    /// The kernel refuses to destroy a queue pair that has flows.
-    fn end_flows(&mut self) {
-        let (raw, parents) = (&self.raw, &self.parents);
-        self.flows.destroy_all(|| {
-            raw.leak();
-            parents.leak();
-        });
+        // After a failed destruction the device may use them for ever.
+        self.raw.destroy().inspect_err(|_| {
+            self.parents.leak();
+            #[cfg(rdma_core_65)]
+            Leak::leak(&self.counters);
+        })
     }
 
     /// The kernel refuses to destroy a queue pair that is in a group.

@@ -1,8 +1,9 @@
 //! The flows and multicast groups of a queue pair.
 
 use super::QueuePair;
+use super::object::Object;
 use super::transport::Transport;
-use crate::base::{Error, Leak, Parent, QueuePairType, Result, ffi};
+use crate::base::{Error, Parent, QueuePairType, Result, ffi};
 use crate::verbs::device::Gid;
 use crate::verbs::flow::{Counter, Counters, FlowId, Rule};
 
@@ -39,11 +40,8 @@ impl<'res, T: Transport> QueuePair<'res, T> {
     /// with this queue pair and its parents.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
-        let (raw, parents) = (&self.object.raw, &self.object.parents);
-        self.object.flows.destroy(flow, || {
-            raw.leak();
-            parents.leak();
-        })
+        let Object { raw, parents, flows, .. } = &mut self.object;
+        flows.destroy(flow, raw, parents)
     }
 
     /// `ibv_attach_counters_point_flow`: counts the packets of an existing flow, at `index` of the counters. mlx5 has

@@ -110,7 +110,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
         let raw =
             unsafe { Handle::new(VERB, ffi::ibv_create_qp_ex(context.as_raw(), attributes)) }?;
         let parents = Parents { domain, table };
-        Ok(Self { raw, kind: queue_pair_type, flows: Flows::new(), parents })
+        Ok(Self { raw, kind: queue_pair_type, flows: Flows::default(), parents })
     }
 
     /// `ibv_create_flow`, as [`QueuePair::create_flow`](crate::QueuePair::create_flow).
@@ -132,11 +132,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
     /// Those of [`QueuePair::destroy_flow`](crate::QueuePair::destroy_flow).
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
-        let (raw, parents) = (&self.raw, &self.parents);
-        self.flows.destroy(flow, || {
-            raw.leak();
-            parents.leak();
-        })
+        self.flows.destroy(flow, &self.raw, &self.parents)
     }
 
     /// `ibv_modify_qp`: changes the state. On mlx4 the queue pair receives once moved from INIT, with its port, to RTR.
@@ -187,11 +183,7 @@ impl<'res> ReceiveScalingQueuePair<'res> {
     }
 
     fn destroy(&mut self) -> Result<()> {
-        let (raw, parents) = (&self.raw, &self.parents);
-        self.flows.destroy_all(|| {
-            raw.leak();
-            parents.leak();
-        });
+        self.flows.destroy_all(&self.raw, &self.parents);
         self.raw.destroy().inspect_err(|_| self.parents.leak())
     }
 }
