@@ -7,7 +7,7 @@ use ibverbs::{
 };
 
 use crate::rig::{LENGTH, Rig, WINDOW, WINDOW_OPERATIONS};
-use crate::{complete, complete_one};
+use crate::verbs::{complete, complete_one};
 
 #[inline(never)]
 pub(crate) fn w1(rig: &mut Rig, operations: u64) -> Result<u64> {

@@ -5,7 +5,6 @@ use ibverbs::{Result, WorkCompletion};
 use crate::rig::{LENGTH, Rig, WINDOW};
 
 /// Waits for `count` completions and adds up their numbers.
-#[macro_export]
 macro_rules! complete {
     ($queue:expr, $completions:expr, $count:expr, $sum:ident) => {{
         let mut left = $count;
@@ -21,7 +20,6 @@ macro_rules! complete {
 }
 
 /// Waits for one completion and adds its number.
-#[macro_export]
 macro_rules! complete_one {
     ($queue:expr, $completions:expr, $sum:ident) => {{
         let completion = loop {
@@ -33,6 +31,8 @@ macro_rules! complete_one {
         $sum += completion.wr_id();
     }};
 }
+
+pub(crate) use {complete, complete_one};
 
 #[inline(never)]
 pub(crate) fn w1(rig: &mut Rig, operations: u64) -> Result<u64> {

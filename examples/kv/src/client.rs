@@ -15,7 +15,7 @@ use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
 use crate::protocol::{Body, FULL, MAX_MESSAGE, MAX_SMALL, MAX_VALUE, Message, ROOM, read};
-use crate::server::builder;
+use crate::shared::builder;
 use crate::{Connect, Result, Share, message};
 
 /// How long a request may take.

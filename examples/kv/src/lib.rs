@@ -7,6 +7,7 @@
 //! - `protocol`: the messages
 //! - `store`: the values
 //! - `server`: clients that come and go, the admin socket, the timer, shutting down
+//! - `shared`: what its sessions share
 //! - `session`: one client of the server
 //! - `client`: the other side, which connects again after a failure
 //! - `load`: clients that check every answer, or measure
@@ -21,6 +22,7 @@ pub mod plain;
 pub mod protocol;
 pub mod server;
 mod session;
+mod shared;
 mod store;
 
 use std::io;

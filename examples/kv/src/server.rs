@@ -5,11 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ibverbs::{
-    AccessFlags, BufferPool, Channel, ChannelBuilder, Context, PooledBuffer, ProtectionDomain,
-    Reactor, TransportError,
-    settings::{MaxRnrRetries, MinRnrTimer},
-};
+use ibverbs::{Context, ProtectionDomain, TransportError};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
@@ -17,64 +13,17 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::protocol::{FULL, MAX_MESSAGE};
+use crate::protocol::FULL;
+use crate::shared::{Core, Shared};
 use crate::store::Store;
-use crate::{Accept, Result, Share, session};
+use crate::{Accept, Result, session};
 
 /// The most clients at a time, unless the program is told another number.
 pub const CLIENTS: u32 = 512;
-/// Messages of each client that are received or sent at the same time.
-const BUFFERS: u32 = 2;
-/// Operations of each client that the device may have at the same time, and so completions.
-const SENDS: u32 = 4;
-const RECEIVES: u32 = 4;
 /// How long to wait after the listener has failed.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long clients may take to finish their requests when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// The settings of the channels of both sides: one request at a time.
-pub(crate) fn builder(domain: &Arc<ProtectionDomain<'static>>) -> ChannelBuilder<'static> {
-    Channel::builder(domain)
-        .max_send_wr(SENDS)
-        .max_recv_wr(RECEIVES)
-        .max_rnr_retries(MaxRnrRetries::UNLIMITED)
-        .min_rnr_timer(MinRnrTimer::SHORTEST)
-        .access(AccessFlags::REMOTE_READ)
-}
-
-/// The state that all sessions share.
-pub(crate) struct Shared {
-    pub(crate) domain: Arc<ProtectionDomain<'static>>,
-    pub(crate) store: Store,
-    pub(crate) requests: AtomicU64,
-    clients: AtomicUsize,
-    /// Requests in the last second.
-    rate: AtomicU64,
-}
-
-/// A reactor, on the thread of a runtime, and what its clients need.
-pub(crate) struct Core {
-    pub(crate) reactor: Reactor<Share>,
-    pool: BufferPool,
-    runtime: Handle,
-    clients: AtomicUsize,
-}
-
-impl Core {
-    fn new(shared: &Shared, clients: u32, runtime: Handle) -> Result<Arc<Self>> {
-        let context = shared.domain.context_parent();
-        let reactor = Reactor::with_share(context, (SENDS + RECEIVES).saturating_mul(clients))?;
-        let buffers = BUFFERS.saturating_mul(clients) as usize;
-        let pool = BufferPool::new(&shared.domain, MAX_MESSAGE, buffers, AccessFlags::empty())?;
-        Ok(Arc::new(Self { reactor, pool, runtime, clients: AtomicUsize::new(0) }))
-    }
-
-    /// Takes a buffer. One is free, unless the device keeps those of clients that have left.
-    pub(crate) fn buffer(&self) -> Result<PooledBuffer> {
-        Ok(self.pool.take().ok_or("all buffers are in use")?)
-    }
-}
 
 /// All cores. Their reactors, and so the threads, end with it.
 struct Cores(Vec<Arc<Core>>);

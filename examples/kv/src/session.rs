@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::protocol::{Body, MAX_VALUE, Message, ROOM, read};
-use crate::server::{Core, Shared, builder};
+use crate::shared::{Core, Shared, builder};
 use crate::store::Value;
 use crate::{Result, Share, Stream, message};
 
