@@ -15,7 +15,7 @@ fn hub() -> io::Result<Hub> {
     Hub::builder(&Arc::new(DEVICE.open()?)).chunk(4096).max_connections(16).build()
 }
 
-/// As `tokio::net`.
+/// Stands where programs name `tokio::net`.
 pub mod net {
     use std::net::SocketAddr;
     use std::pin::Pin;
@@ -141,7 +141,7 @@ pub mod net {
     }
 }
 
-/// As `std::net`.
+/// Stands where programs name `std::net`.
 pub mod blocking {
     use std::io::{Read, Write};
     use std::net::{SocketAddr, ToSocketAddrs};

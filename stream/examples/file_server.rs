@@ -56,7 +56,7 @@ async fn serve(listener: Listener, folder: &'static Path) -> Result<()> {
 }
 
 async fn get(hub: &Hub, uri: &str) -> Result<Bytes> {
-    // Over TCP: Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    // Over TCP this would be: Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let client =
         Client::builder(TokioExecutor::new()).build::<_, Empty<Bytes>>(Connector::new(hub));
     let response = client.get(format!("http://{uri}").parse()?).await?;
@@ -76,7 +76,7 @@ async fn main() -> Result<()> {
         ["get", uri] => std::io::stdout().write_all(&get(&hub, uri).await?)?,
         [folder, ref address @ ..] => {
             let address = address.first().copied().unwrap_or("127.0.0.1:0");
-            // Over TCP: tokio::net::TcpListener::bind(address).await?;
+            // Over TCP this would be: tokio::net::TcpListener::bind(address).await?;
             let listener = Listener::bind(&hub, address).await?;
             let folder: &'static Path = Path::new(Box::leak(folder.to_owned().into_boxed_str()));
             serve(listener, folder).await?;

@@ -70,14 +70,14 @@ impl tower_service::Service<http::Request<Body>> for Echo {
 
 async fn serve(listener: Listener) -> Result<()> {
     println!("{}", listener.local_addr()?);
-    // Over TCP: tonic::transport::server::TcpIncoming::from(listener)
+    // Over TCP this would be: tonic::transport::server::TcpIncoming::from(listener)
     let incoming = Incoming::from(listener);
     Ok(Server::builder().add_service(Echo).serve_with_incoming(incoming).await?)
 }
 
 async fn ask(hub: &Hub, address: &str, count: usize) -> Result<()> {
     let endpoint = Endpoint::try_from(format!("http://{address}"))?;
-    // Over TCP: endpoint.connect().await?
+    // Over TCP this would be: endpoint.connect().await?
     let channel = endpoint.connect_with_connector(Connector::new(hub)).await?;
     let mut grpc = tonic::client::Grpc::new(channel);
     grpc.ready().await?;
@@ -104,7 +104,7 @@ async fn main() -> Result<()> {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", ref address @ ..] => {
             let address = address.first().copied().unwrap_or("127.0.0.1:0");
-            // Over TCP: tokio::net::TcpListener::bind(address).await?
+            // Over TCP this would be: tokio::net::TcpListener::bind(address).await?
             serve(Listener::bind(&hub, address).await?).await
         }
         ["client", address] => ask(&hub, address, 1000).await,

@@ -25,7 +25,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 /// Requests of each measurement, on all connections together.
 const REQUESTS: usize = 96_000;
 
-/// What the lengths of requests are in turn: mostly short ones, and half of the bytes in a few long ones.
+/// The lengths of requests in turn. Most are short, and two have most of the bytes.
 const LENGTHS: [usize; 12] = [64, 100, 256, 64, 700, 120, 1500, 64, 4000, 300, 64, 16_000];
 
 fn processor() -> Duration {
@@ -71,7 +71,7 @@ async fn all(mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// What both sides measure with.
+/// The hub and the runtime of either process.
 struct Side {
     hub: Hub,
     runtime: tokio::runtime::Runtime,

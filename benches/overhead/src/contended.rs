@@ -19,7 +19,7 @@ unsafe extern "C" {
     fn c_senders(handles: *mut Handles, threads: u32, operations: u64) -> i64;
 }
 
-/// So deep that 8,192 sends find room in any case.
+/// 8,192 sends find room in any case.
 const DEEP: u32 = 8192;
 const BYTES: [u8; LENGTH] = [7; LENGTH];
 

@@ -101,7 +101,7 @@ pub(crate) fn on_loop(rig: &mut LoopRig, operations: u64) -> TransportResult<u64
     Ok(sum)
 }
 
-/// The same, with a sender of each channel.
+/// Sends by a sender of each channel.
 pub(crate) struct SendersRig {
     rig: LoopRig,
     senders: Vec<LoopSender<'static, PooledBuffer>>,

@@ -94,7 +94,7 @@ pub fn answers(mut stream: impl Read + Write, work: Work) -> Result<()> {
         stream.write_all(&[1])?;
         stream.flush()?;
     }
-    // Until the client has read all.
+    // The client closes when it has read all.
     stream.read(&mut [0])?;
     Ok(())
 }
@@ -147,7 +147,7 @@ pub async fn answers_as_task(
         stream.write_all(&[1]).await?;
         stream.flush().await?;
     }
-    // Until the client has read all.
+    // The client closes when it has read all.
     let _ = stream.read(&mut [0]).await;
     Ok(())
 }

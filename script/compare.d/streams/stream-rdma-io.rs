@@ -1,4 +1,4 @@
-//! The same as stream.rs, of a stream of rdma-io: `stream COUNT SIZE back|one [ADDRESS]`.
+//! Does what stream.rs does, over a stream of rdma-io: `stream COUNT SIZE back|one [ADDRESS]`.
 
 mod rows;
 

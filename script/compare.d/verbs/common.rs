@@ -1,4 +1,4 @@
-//! What the programs of `script/compare verbs` share: what they are asked for, and the process's heap.
+//! The programs of `script/compare verbs` share this: it reads what they are asked for, and the process's heap.
 
 /// send, pair or keep; and how many.
 pub fn arguments() -> (String, usize) {

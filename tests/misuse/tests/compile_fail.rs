@@ -52,7 +52,7 @@ fn every_case_is_complete_and_short() {
     }
 }
 
-/// What the compiler says, without what depends on the machine or on lines of other files.
+/// Takes out of what the compiler says all that depends on the machine or on lines of other files.
 fn normal(said: &str) -> String {
     let root = here("../..").canonicalize().unwrap().display().to_string();
     let arrow = said.lines().find_map(|line| line.find("--> ")).unwrap_or_default();
@@ -133,7 +133,7 @@ fn misuse_does_not_compile() {
         let line: Value = serde_json::from_str(line).expect("it is JSON");
         let message = &line["message"];
         let Some(rendered) = message["rendered"].as_str() else { continue };
-        // Of a summary, there is no place; what a macro brings begins in its own file.
+        // A summary has no place, and what a macro brings begins in the macro's own file.
         let mut places = rendered.split(['>', ':']).filter_map(|text| text.strip_prefix(" src/"));
         let Some(name) = places.find_map(|place| place.strip_suffix(".rs")) else { continue };
         let text = said.entry(name.to_owned()).or_default();

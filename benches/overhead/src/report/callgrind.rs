@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 pub(crate) struct Cost {
     /// All that occurred.
     pub(crate) total: u64,
-    /// What occurred in the device, including all functions that it calls.
+    /// The events in the device and in all functions that it calls.
     pub(crate) device: u64,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn parse(dump: &str, device_folder: &str, events: &[&str]) -> Result<
 /// Functions by the number that the dump gives them.
 #[derive(Default)]
 struct Parser {
-    /// Of the events, behind the line number.
+    /// The columns of the events, behind the line number.
     columns: Vec<usize>,
     files: HashMap<u64, String>,
     /// The file of the next function.

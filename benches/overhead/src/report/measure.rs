@@ -9,7 +9,7 @@ use crate::callgrind::{self, Cost, INSTRUCTIONS, MISSES};
 
 /// The difference of the two runs of a contender, in operations.
 const OPERATIONS: u64 = 2048;
-/// The same where misses are counted: each run touches each of 10,000 channels twice at least.
+/// Operations where misses are counted: each run touches each of 10,000 channels twice at least.
 const LONG: u64 = 20_480;
 /// The caches, so that each machine counts the same: their bytes, ways, and bytes of a line.
 const CACHES: [&str; 4] =
