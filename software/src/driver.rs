@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ibverbs::device::forks;
+
 use self::plan::{Action, FEW_POLLS, Seen, State};
 use crate::backoff::{Backoff, PAUSE};
 use crate::faults::verbs::Failures;
 use crate::files::{WakeFd, Waker, wait, wait_for};
-use crate::forks::forks;
 use crate::link::receive::Receiver;
 use crate::link::udp::UdpLink;
 use crate::link::{Link as _, Time};

@@ -105,7 +105,6 @@ mod event_files;
 mod faults;
 mod ffi;
 mod files;
-mod forks;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod harness;

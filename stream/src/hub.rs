@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Instant;
-use std::{fmt, io, mem, process, thread};
+use std::{fmt, io, mem, thread};
 
+use ibverbs::device::forks;
 use ibverbs::event_loop::{DetachedChannel, LoopWaiter, LoopWaker};
 use ibverbs::{AccessFlags, BufferPool, ChannelId, Context, Loop, PooledBuffer, ProtectionDomain};
 
@@ -73,8 +74,8 @@ pub(crate) struct Inner {
     pub(crate) config: Config,
     pub(crate) sockets: Arc<Sockets>,
     pub(crate) is_watched: AtomicBool,
-    /// Its process.
-    process: u32,
+    /// [`forks`] of its process.
+    forks: u32,
 }
 
 impl From<Arc<Inner>> for Owner {
@@ -136,7 +137,7 @@ impl Hub {
             config,
             sockets,
             is_watched: AtomicBool::new(false),
-            process: process::id(),
+            forks: forks(),
         });
         let receives = inner.config.shared_receives;
         let mut state = inner.lock_with_buffers(0)?;
@@ -215,7 +216,7 @@ impl Drop for Waiting<'_> {
 impl Inner {
     /// Whether this is a child of the process that has the hub. What is dropped there is left as it is.
     pub(crate) fn is_copy(&self) -> bool {
-        self.process != process::id()
+        self.forks != forks()
     }
 
     pub(crate) fn lock(&self) -> Guard<'_> {

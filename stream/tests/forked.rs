@@ -1,7 +1,9 @@
 //! A child of `fork` that drops its copies of a hub, of streams and of a listener: the parent's go on. One test: it concerns the whole
 //! process.
 
+use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +17,42 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// This process is the peer, and connects to this port.
 const PEER: &str = "IBVERBS_STREAM_FORKED_PEER";
+
+/// This process is the first one of its PID namespace, as each of its children is of another one.
+const FIRST: &str = "IBVERBS_STREAM_FORKED_FIRST";
+
+/// `fork`. The child of a process that `is_first` has the parent's process ID.
+fn fork(is_first: bool) -> libc::pid_t {
+    let own = File::open("/proc/self/ns/pid").unwrap();
+    if is_first {
+        // SAFETY: no memory is involved.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
+    }
+    // SAFETY: the child's caller ends it.
+    let child = unsafe { libc::fork() };
+    if is_first && child != 0 {
+        // SAFETY: the file is open, and of this process's own namespace.
+        assert_eq!(unsafe { libc::setns(own.as_raw_fd(), libc::CLONE_NEWPID) }, 0);
+    }
+    child
+}
+
+/// Runs the test once more in a process that is the first one of a new PID namespace, as that of a container is.
+fn run_as_first() {
+    let command = || {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child"]);
+        command
+    };
+    if !command().arg("true").status().is_ok_and(|status| status.success()) {
+        return println!(
+            "NOT CHECKED: a first process of a PID namespace: `unshare` cannot make one here"
+        );
+    }
+    let mut test = command();
+    test.arg(std::env::current_exe().unwrap()).env(FIRST, "");
+    assert!(test.status().unwrap().success());
+}
 
 fn hub() -> (Hub, Device) {
     let device = Device::new().unwrap();
@@ -71,20 +109,25 @@ fn what_a_child_drops_costs_its_parent_nothing() {
             locks.stats();
         }
     });
+    let is_first = std::env::var(FIRST).is_ok();
     for _ in 0..8 {
-        // SAFETY: the child ends below. If it waits for ever, the alarm ends it.
-        let child = unsafe { libc::fork() };
+        let child = fork(is_first);
         if child == 0 {
-            // SAFETY: no memory is involved.
-            unsafe { libc::alarm(20) };
             drop((two, one, of_peer, listener, hub));
             // SAFETY: it ends the child at once.
             unsafe { libc::_exit(0) };
         }
         assert!(child > 0);
-        let mut status = 0;
-        // SAFETY: the child is ours, and the status is writable.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        let (mut status, until) = (0, Instant::now() + PATIENCE);
+        loop {
+            // SAFETY: the child is ours, and the status is writable.
+            match unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } {
+                0 if Instant::now() < until => thread::yield_now(),
+                // SAFETY: the child is ours, and was not waited for. No other signal ends the first process of a namespace.
+                0 => assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0),
+                ended => break assert_eq!(ended, child),
+            }
+        }
         assert_eq!(status, 0, "the child waits");
     }
     has_ended.store(true, Ordering::Relaxed);
@@ -103,4 +146,7 @@ fn what_a_child_drops_costs_its_parent_nothing() {
         let error = of_peer.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     });
+    if !is_first {
+        run_as_first();
+    }
 }

@@ -1,4 +1,5 @@
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::base::{Error, Result, c_enum, ffi};
 
@@ -59,6 +60,21 @@ pub fn is_fork_initialized() -> ForkStatus {
 fn status() -> ForkStatus {
     // SAFETY: it only reads, and the callers hold the lock.
     unsafe { ffi::ibv_is_fork_initialized() }.into()
+}
+
+/// A number that is another one in each child of `fork`, whatever its process ID: what the parent has is not the child's to use.
+pub fn forks() -> u32 {
+    static FORKS: AtomicU32 = AtomicU32::new(0);
+    static ONCE: Once = Once::new();
+    extern "C" fn count() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the function may be called in any child: it changes an atomic only. If memory is short, a child that
+        // goes on to use its parent's device may disturb that device's connections, as it may with its sockets.
+        unsafe { libc::pthread_atfork(None, None, Some(count)) };
+    });
+    FORKS.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@
 //! | ask about a port and its addresses | [`PortAttributes`], [`PortState`], [`LinkLayer`], [`LinkSpeed`]; [`Gid`], [`GidEntry`], [`GidType`] |
 //! | learn what happens to it | [`AsyncEvents`], [`AsyncEvent`], [`AsyncEventKind`] |
 //! | count and measure | [`Counters`], [`Counter`], [`ProcessResources`], [`RawClock`] |
-//! | fork | [`fork_init`], [`is_fork_initialized`] |
+//! | fork | [`fork_init`], [`is_fork_initialized`], [`forks`] |
 //!
 //! Limits do not change while a device is open; the attributes of ports do.
 
@@ -68,7 +68,7 @@ pub use dma_handle::{DmaHandle, DmaHints, HintedMemory};
 #[cfg(feature = "efa")]
 pub use efa::{EfaAttributes, EfaCapabilities};
 pub(crate) use endpoint_gids::{EndpointGid, EndpointGids};
-pub use fork::{ForkStatus, fork_init, is_fork_initialized};
+pub use fork::{ForkStatus, fork_init, forks, is_fork_initialized};
 pub use gid::{Gid, GidEntry, GidType, Guid};
 #[cfg(feature = "rdmacm")]
 pub(crate) use list::no_device_for;

@@ -7,10 +7,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ibverbs::device::forks;
+
 use super::direct_access::{OneSided, Reach};
 use super::ring::Writer;
 use super::{Heard, Listener, MOST, connect, introduce, is_quiet, listen, own_process, wake};
-use crate::forks::forks;
 use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
 
