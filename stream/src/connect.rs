@@ -1,11 +1,11 @@
 //! Connecting streams of threads, over TCP or by the connection manager.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fmt, mem};
 
 use ibverbs::event_loop::DetachedChannel;
 #[cfg(feature = "rdmacm")]
@@ -59,8 +59,20 @@ where
         }
         let carried = carry(handshake.exchange(), &mut stream, deadline);
         inner.check_stopped()?;
-        carried?;
+        carried.map_err(|error| match error.kind() {
+            ErrorKind::TimedOut if error.raw_os_error().is_none() => unanswered(&addresses),
+            _ => error,
+        })?;
     }
+}
+
+/// The deadline has passed when the peer was connected.
+fn unanswered(addresses: &Addresses) -> io::Error {
+    let peer = addresses.peer.map_or_else(String::new, |peer| format!(" at {peer}"));
+    let text = format!(
+        "the peer{peer} has taken the connection, and has not answered as a stream by the deadline"
+    );
+    io::Error::new(ErrorKind::TimedOut, text)
 }
 
 /// Sends what an exchange has to send, or reads what it wants.
@@ -94,35 +106,61 @@ fn carry<T: DeadlineStream>(
     }
 }
 
-/// An address that is none is told from what the system says of one.
-pub(crate) fn explain(error: io::Error) -> io::Error {
-    if error.kind() != ErrorKind::InvalidInput || error.raw_os_error().is_some() {
-        return error;
+/// The addresses of a name, of which there is one at least.
+///
+/// # Errors
+///
+///  - Those of the look-up. The text names the host, which the system's does not.
+///  - `InvalidInput`: the address is not of the form `HOST:PORT`, or the name has no address.
+pub(crate) fn addresses_of<I: Iterator<Item = SocketAddr>>(
+    name: impl fmt::Display,
+    found: io::Result<I>,
+) -> io::Result<Vec<SocketAddr>> {
+    let addresses: Vec<_> = found
+        .map_err(|error| {
+            let is_none = error.kind() == ErrorKind::InvalidInput && error.raw_os_error().is_none();
+            let hint =
+                if is_none { " (the address is HOST:PORT, such as \"server:18515\")" } else { "" };
+            io::Error::new(error.kind(), format!("{name}: {error}{hint}"))
+        })?
+        .collect();
+    if addresses.is_empty() {
+        let text = format!("{name}: the name has no address");
+        return Err(io::Error::new(ErrorKind::InvalidInput, text));
     }
-    let text = format!("{error} (the address is HOST:PORT, such as \"server:18515\")");
-    io::Error::new(ErrorKind::InvalidInput, text)
+    Ok(addresses)
 }
 
-/// Connects to the first address that leads anywhere.
+/// Connects to the first address that leads anywhere. Each gets its share of the time that is left.
 fn first<T>(
     hub: &Hub,
-    address: impl ToSocketAddrs,
+    address: impl ToSocketAddrs + fmt::Debug,
     deadline: Instant,
-    connect: impl Fn(SocketAddr) -> io::Result<T>,
+    mut connect: impl FnMut(SocketAddr, Instant) -> io::Result<T>,
 ) -> io::Result<T> {
-    let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
-    for address in address.to_socket_addrs().map_err(explain)? {
+    let addresses = addresses_of(format_args!("{address:?}"), address.to_socket_addrs())?;
+    let mut last = None;
+    for (tried, &to) in addresses.iter().enumerate() {
         hub.inner.check_stopped()?;
-        if Instant::now() >= deadline {
-            return Err(ErrorKind::TimedOut.into());
+        let now = Instant::now();
+        let left = deadline.saturating_duration_since(now);
+        if left.is_zero() {
+            let text = format!("the deadline had passed before {to} was tried");
+            return Err(io::Error::new(ErrorKind::TimedOut, text));
         }
-        match connect(address) {
+        let share = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        match connect(to, now + share) {
             Ok(connected) => return Ok(connected),
-            Err(error) => last = error,
+            // The system's own limit has a number.
+            Err(error) if error.kind() == ErrorKind::TimedOut && error.raw_os_error().is_none() => {
+                let text = format!("{to} has not answered within {share:.1?}");
+                last = Some(io::Error::new(ErrorKind::TimedOut, text));
+            }
+            Err(error) => last = Some(error),
         }
     }
     hub.inner.check_stopped()?;
-    Err(last)
+    Err(last.unwrap_or_else(|| ErrorKind::InvalidInput.into()))
 }
 
 /// Does what [`TcpStream::connect_timeout`] does, until the hub is stopped.
@@ -143,18 +181,25 @@ fn connect_tcp(hub: &Inner, to: SocketAddr, deadline: Instant) -> io::Result<Tcp
 }
 
 impl Stream {
-    /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA.
+    /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. Of a name with several addresses, each gets its
+    /// share of the time that is left: half of it the first of two.
     ///
     /// # Errors
     ///
-    ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped.
-    ///  - `InvalidInput`: the address is not of the form `HOST:PORT`.
+    ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped. `NotConnected`: its device has failed.
+    ///  - `InvalidInput`: the address is not of the form `HOST:PORT`. A host that is not found is named by the text.
     ///  - `ConnectionRefused`: nobody listens, or the peer has closed the connection before it was made.
     ///  - `InvalidData`: the peer is another program. `Unsupported`: it has another version of the exchange.
     ///  - `OutOfMemory`: the hub has [`max_connections`](crate::HubBuilder::max_connections) streams.
     ///  - Those of the verbs.
-    pub fn connect(hub: &Hub, address: impl ToSocketAddrs, deadline: Instant) -> io::Result<Self> {
-        let stream = first(hub, address, deadline, |to| connect_tcp(&hub.inner, to, deadline))?;
+    pub fn connect(
+        hub: &Hub,
+        address: impl ToSocketAddrs + fmt::Debug,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        hub.inner.watch()?;
+        let connect = |to, deadline| connect_tcp(&hub.inner, to, deadline);
+        let stream = first(hub, address, deadline, connect)?;
         stream.set_nodelay(true)?;
         let addresses = Addresses::of(&stream);
         over(hub, stream, Role::Connects, deadline, addresses)
@@ -165,7 +210,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped.
+    ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped. `NotConnected`: its device has failed.
     ///  - `ConnectionRefused`: no program listens there, or it has rejected the stream: it has no room, or is another program.
     ///  - `HostUnreachable`: no RDMA device leads there, or the peer does not answer.
     ///  - `InvalidInput`: the address is reached through another device than the hub's.
@@ -176,11 +221,11 @@ impl Stream {
     #[doc(alias = "rdma_connect")]
     pub fn connect_rdmacm(
         hub: &Hub,
-        address: impl ToSocketAddrs,
+        address: impl ToSocketAddrs + fmt::Debug,
         deadline: Instant,
     ) -> io::Result<Self> {
         hub.inner.watch()?;
-        let connect = |to| manager::connect(&hub.inner, to, deadline);
+        let connect = |to, deadline| manager::connect(&hub.inner, to, deadline);
         first(hub, address, deadline, connect).map(Self::new)
     }
 
@@ -268,8 +313,8 @@ enum Arriving {
     Managed(Box<Accepting>),
 }
 
-impl std::fmt::Debug for Client {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").finish_non_exhaustive()
     }
 }
@@ -280,8 +325,9 @@ impl Listener {
     /// # Errors
     ///
     /// Those of [`TcpListener::bind`].
-    pub fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).map_err(explain)?;
+    pub fn bind(hub: &Hub, address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Self> {
+        let addresses = addresses_of(format_args!("{address:?}"), address.to_socket_addrs())?;
+        let listener = TcpListener::bind(&addresses[..])?;
         listener.set_nonblocking(true)?;
         Self::new(hub, listener.local_addr()?, Acceptor::Tcp(listener))
     }
@@ -335,7 +381,7 @@ impl Listener {
     /// # Errors
     ///
     ///  - `WouldBlock`: the [deadline](Self::set_deadline) has passed.
-    ///  - `ConnectionAborted`: the hub was stopped.
+    ///  - `ConnectionAborted`: the hub was stopped. `NotConnected`: its device has failed.
     ///  - Those of [`TcpListener::accept`], such as too many open files.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
@@ -612,6 +658,35 @@ impl Iterator for Incoming<'_> {
             None
         } else {
             Some(accepted)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ibverbs_software::Device;
+
+    use super::*;
+
+    #[test]
+    fn each_address_of_a_name_gets_its_share_of_the_time_that_is_left() {
+        let device = Device::new().unwrap();
+        let builder = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(4);
+        let hub = builder.build().unwrap();
+        let addresses = [1, 2, 3].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let hour = Duration::from_secs(3600);
+        let mut seen = Vec::new();
+        let connected = first(&hub, &addresses[..], Instant::now() + hour, |to, until| {
+            seen.push((to, until.saturating_duration_since(Instant::now())));
+            io::Result::<()>::Err(ErrorKind::TimedOut.into())
+        });
+        let error = connected.unwrap_err();
+        assert!(error.to_string().starts_with("127.0.0.1:3 has not answered within"), "{error}");
+        // None of them has taken its time.
+        for (at, (to, share)) in seen.into_iter().enumerate() {
+            let most = hour / (3 - at as u32);
+            assert_eq!(to, addresses[at]);
+            assert!(share <= most && share > most - hour / 10, "{to}: {share:?}");
         }
     }
 }

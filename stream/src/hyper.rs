@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -73,22 +72,12 @@ impl Service<Uri> for Connector {
             // An address of IPv6 is in brackets there.
             let host = uri.host().ok_or_else(reason)?.trim_matches(['[', ']']);
             let port = uri.port_u16().unwrap_or(default);
-            let addresses = this.hub.inner.unless_stopped(look_up(host, port)).await?;
-            let addresses = &addresses[..];
             #[cfg(feature = "rdmacm")]
             if this.by_manager {
-                return Stream::connect_rdmacm(&this.hub, addresses).await.map(TokioIo::new);
+                return Stream::connect_rdmacm(&this.hub, (host, port)).await.map(TokioIo::new);
             }
-            Stream::connect(&this.hub, addresses).await.map(TokioIo::new)
+            Stream::connect(&this.hub, (host, port)).await.map(TokioIo::new)
         })
-    }
-}
-
-/// The addresses of a host. An error names it, which the system's does not.
-async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    match ::tokio::net::lookup_host((host, port)).await {
-        Ok(addresses) => Ok(addresses.collect()),
-        Err(error) => Err(io::Error::new(error.kind(), format!("the host {host:?}: {error}"))),
     }
 }
 

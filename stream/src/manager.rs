@@ -5,9 +5,11 @@
 //! sends first, and the other one waits for that.
 
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
+use std::{error, fmt};
 
 use ibverbs::rdmacm::{
     Connecting, Connection, ConnectionControl, ConnectionError, ConnectionRequest, PendingAccept,
@@ -21,14 +23,41 @@ use crate::handshake::{Place, channel};
 use crate::hub::Inner;
 use crate::stream::{Addresses, Handle};
 use crate::watch::PeerWatch;
-use crate::wire::{HELLO, Hello, REFUSED, check_refused};
+use crate::wire::{ELSEWHERE, HELLO, Hello, REFUSED, check_refused};
+
+/// Names the peer in an error of the connection manager, which is the source then.
+fn of(to: SocketAddr, error: io::Error) -> io::Error {
+    match error.get_ref().is_some_and(|inner| inner.is::<ConnectionError>()) {
+        true => io::Error::new(error.kind(), OfPeer { to, error }),
+        false => error,
+    }
+}
+
+/// An error of connecting to a peer by the connection manager.
+#[derive(Debug)]
+struct OfPeer {
+    to: SocketAddr,
+    error: io::Error,
+}
+
+impl fmt::Display for OfPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.to, self.error)
+    }
+}
+
+impl error::Error for OfPeer {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.error.get_ref().map(|inner| inner as _)
+    }
+}
 
 /// Connects to a listener, and waits for that.
-pub(crate) fn connect(
-    hub: &Arc<Inner>,
-    to: std::net::SocketAddr,
-    deadline: Instant,
-) -> io::Result<Handle> {
+pub(crate) fn connect(hub: &Arc<Inner>, to: SocketAddr, deadline: Instant) -> io::Result<Handle> {
+    try_connect(hub, to, deadline).map_err(|error| of(to, error))
+}
+
+fn try_connect(hub: &Arc<Inner>, to: SocketAddr, deadline: Instant) -> io::Result<Handle> {
     let begun = Route::to(to).begin(deadline).map_err(kind_of)?;
     let route = finished(hub, begun, RouteResolution::step, deadline)?;
     let prepared = channel(hub)?.port(route.port()).build()?;
@@ -58,7 +87,16 @@ fn finished<S: AsFd, T>(
 #[cfg(feature = "tokio")]
 pub(crate) async fn connect_on_tokio(
     hub: &Arc<Inner>,
-    to: std::net::SocketAddr,
+    to: SocketAddr,
+    resolved_by: Instant,
+) -> io::Result<Handle> {
+    try_connect_on_tokio(hub, to, resolved_by).await.map_err(|error| of(to, error))
+}
+
+#[cfg(feature = "tokio")]
+async fn try_connect_on_tokio(
+    hub: &Arc<Inner>,
+    to: SocketAddr,
     resolved_by: Instant,
 ) -> io::Result<Handle> {
     let route = Route::to(to).resolve_on_tokio(resolved_by).await.map_err(kind_of)?;
@@ -144,8 +182,15 @@ fn prepare(
         }
     };
     let prepared = builder.port(request.port()).build()?;
-    let prepared = request.prepare_parts(prepared);
-    let (channel, accept) = prepared.map_err(|(.., error)| kind_of(error))?;
+    let (channel, accept) = match request.prepare_parts(prepared) {
+        Ok(prepared) => prepared,
+        Err((request, _, error)) => {
+            if matches!(error, ConnectionError::WrongDevice) {
+                let _ = request.reject(ELSEWHERE);
+            }
+            return Err(kind_of(error));
+        }
+    };
     Ok((adopt(hub, channel, |conn| conn.awaits(peer))?, accept, addresses))
 }
 

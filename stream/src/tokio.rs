@@ -31,7 +31,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::StreamError;
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, explain, refuse};
+use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, addresses_of, refuse};
 use crate::drivers::{Drivers, RuntimeId, now};
 use crate::handshake::{Handshake, Progress, Role};
 use crate::hub::{Guard, Hub, Inner, wake};
@@ -390,6 +390,12 @@ impl Writer {
     }
 }
 
+/// See [`addresses_of`].
+async fn look_up(address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Vec<SocketAddr>> {
+    let name = format!("{address:?}");
+    addresses_of(name, ::tokio::net::lookup_host(address).await)
+}
+
 /// Connects over a stream, up to what the peer says of itself.
 async fn join<T>(mut handshake: Handshake, stream: &mut T) -> io::Result<(Handshake, Vec<u8>)>
 where
@@ -483,15 +489,16 @@ impl Stream {
         &self.write.0.handle
     }
 
-    /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. There is no deadline but that of TCP: use
-    /// [`timeout`](::tokio::time::timeout).
+    /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. There is no deadline but that of TCP, for each
+    /// address of the name: use [`timeout`](::tokio::time::timeout).
     ///
     /// # Errors
     ///
     /// Those of [`Stream::connect`](crate::Stream::connect).
-    pub async fn connect(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
+    pub async fn connect(hub: &Hub, address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Self> {
         let connects = async {
-            let stream = TcpStream::connect(address).await.map_err(explain)?;
+            let addresses = look_up(address).await?;
+            let stream = TcpStream::connect(&addresses[..]).await?;
             over_tcp(Handshake::new(&hub.inner, Role::Connects)?, stream).await
         };
         hub.inner.unless_stopped(connects).await
@@ -506,17 +513,20 @@ impl Stream {
     /// Those of [`Stream::connect_rdmacm`](crate::Stream::connect_rdmacm).
     #[cfg(feature = "rdmacm")]
     #[doc(alias = "rdma_connect")]
-    pub async fn connect_rdmacm(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
+    pub async fn connect_rdmacm(
+        hub: &Hub,
+        address: impl ToSocketAddrs + fmt::Debug,
+    ) -> io::Result<Self> {
         let connects = async {
             ensure_driven(&hub.inner)?;
-            let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
-            for to in ::tokio::net::lookup_host(address).await.map_err(explain)? {
+            let mut last = None;
+            for to in look_up(address).await? {
                 match manager::connect_on_tokio(&hub.inner, to, now() + PATIENCE).await {
                     Ok(handle) => return Ok(Self::new(handle)),
-                    Err(error) => last = error,
+                    Err(error) => last = Some(error),
                 }
             }
-            Err(last)
+            Err(last.unwrap_or_else(|| ErrorKind::InvalidInput.into()))
         };
         hub.inner.unless_stopped(connects).await
     }
@@ -1200,8 +1210,9 @@ impl Listener {
     /// # Errors
     ///
     /// Those of [`TcpListener::bind`].
-    pub async fn bind(hub: &Hub, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await.map_err(explain)?;
+    pub async fn bind(hub: &Hub, address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Self> {
+        let addresses = look_up(address).await?;
+        let listener = TcpListener::bind(&addresses[..]).await?;
         Self::new(hub, listener.local_addr()?, Acceptor::Tcp(listener))
     }
 
@@ -1253,7 +1264,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    ///  - `ConnectionAborted`: the hub was stopped.
+    ///  - `ConnectionAborted`: the hub was stopped. `NotConnected`: its device has failed.
     ///  - Those of [`TcpListener::accept`], such as too many open files.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await

@@ -22,14 +22,23 @@ use crate::StreamError;
 /// A listener whose hub has no room sends this instead of the exchange, or with its rejection.
 pub(crate) const REFUSED: &[u8; 8] = b"ibvSfull";
 
+/// A listener of the connection manager sends this with its rejection, if the client has reached another device than its hub's.
+#[cfg(any(test, feature = "rdmacm"))]
+pub(crate) const ELSEWHERE: &[u8; 8] = b"ibvSelse";
+
 /// Whether the first bytes of a listener are its refusal.
 pub(crate) fn check_refused(bytes: &[u8]) -> io::Result<()> {
-    if bytes.starts_with(REFUSED) {
-        let reason =
-            "the peer's hub is full: it has max_connections streams, or no memory for another one";
-        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, reason));
-    }
-    Ok(())
+    let reason = match bytes.first_chunk() {
+        Some(REFUSED) => {
+            "the peer's hub is full: it has max_connections streams, or no memory for another one"
+        }
+        #[cfg(any(test, feature = "rdmacm"))]
+        Some(ELSEWHERE) => {
+            "the address leads to another device of the peer than its hub's: connect to an address of that one"
+        }
+        _ => return Ok(()),
+    };
+    Err(io::Error::new(io::ErrorKind::ConnectionRefused, reason))
 }
 
 /// The length of a header.

@@ -1,4 +1,4 @@
-//! Peers that are gone at any step of connecting, and listeners that are dropped meanwhile: who waits hears of it, and its place
+//! A peer may be gone at any step of connecting, and a listener may be dropped meanwhile. Whoever waits hears of it, and its place
 //! is free again.
 
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read, Write};
@@ -283,7 +283,7 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
             thread::scope(|threads| {
                 let killed = threads.spawn(move || {
                     if step == "connected" {
-                        // It is accepted meanwhile.
+                        // The server accepts the client meanwhile.
                         thread::sleep(Duration::from_millis(50));
                     }
                     client.kill();
@@ -350,7 +350,7 @@ fn a_listener_that_is_dropped_leaves_no_client_waiting() {
                 begun.write_all(b"ibverbs\x01\0\x23\0\x14").unwrap();
                 begun
             });
-            // It has a place when it is being connected.
+            // A client that is being connected has a place.
             let until = soon();
             while over_tcp && hub.stats().connections == 0 {
                 assert!(Instant::now() < until);
@@ -390,4 +390,52 @@ fn a_listener_that_is_dropped_leaves_no_client_waiting() {
             }
         }
     }
+}
+
+#[test]
+fn a_host_that_is_not_found_is_named() {
+    let host = Host::new();
+    let runtime = runtime();
+    // No name is so long, so that nobody is asked for it.
+    let name = "x".repeat(64);
+    let at = (&name[..], 1);
+    let errors = [
+        Stream::connect(&host.hub, at, soon()).map(drop),
+        Stream::connect_rdmacm(&host.hub, at, soon()).map(drop),
+        Listener::bind(&host.hub, at).map(drop),
+        runtime.block_on(tasks::Stream::connect(&host.hub, at)).map(drop),
+        runtime.block_on(tasks::Stream::connect_rdmacm(&host.hub, at)).map(drop),
+        runtime.block_on(tasks::Listener::bind(&host.hub, at)).map(drop),
+    ];
+    for error in errors {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&name), "{error}");
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_by_the_deadline_is_named() {
+    let host = Host::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = silent.local_addr().unwrap();
+    let until = Instant::now() + Duration::from_millis(50);
+    let error = Stream::connect(&host.hub, to, until).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains(&to.to_string()), "{error}");
+}
+
+#[test]
+fn a_client_that_reaches_another_device_than_the_hubs_is_told_so() {
+    let (host, client) = (Host::new(), managed_hub(8));
+    let listener = Listener::bind_rdmacm(&host.hub, (MANAGED.address(), 0).into()).unwrap();
+    let to = listener.local_addr().unwrap();
+    thread::scope(|threads| {
+        let accepts = threads.spawn(|| listener.accept().map(drop));
+        let connected = Stream::connect_rdmacm(&client, to, soon());
+        host.hub.stop();
+        accepts.join().unwrap().unwrap_err();
+        let error = connected.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        assert!(error.to_string().contains("another device of the peer"), "{error}");
+    });
 }
