@@ -24,7 +24,7 @@ use ibverbs::{AccessFlags, BufferPool, ChannelId, Context, Loop, PooledBuffer, P
 use crate::config::{Config, HubBuilder, SMALL};
 use crate::drivers::{is_clock_real, now};
 use crate::state::State;
-use crate::watch::Sockets;
+use crate::watch::{OF_DEVICE, Sockets};
 use crate::{Stats, StreamError};
 
 /// Streams that share a device's completion queue and their buffers.
@@ -125,7 +125,8 @@ impl Hub {
         };
         let (waiter, waker) = (lp.waiter(), lp.waker()?);
         let loop_file = lp.as_fd().try_clone_to_owned()?;
-        let sockets = Arc::new(Sockets::new()?);
+        let events = context.async_events().ok();
+        let sockets = Arc::new(Sockets::new(events.as_ref().map(AsFd::as_fd))?);
         let state = Mutex::new(State::new(lp, shared, small, config.clone()));
         let inner = Arc::new_cyclic(|me| Inner {
             state,
@@ -158,11 +159,7 @@ impl Hub {
     /// Ends all streams, with [`Aborted`](StreamError::Aborted), all calls that connect or accept, and whatever [runs](Self::run) the
     /// hub. A thread that looks up the name of a host goes on with that first.
     pub fn stop(&self) {
-        let mut state = self.inner.lock();
-        state.stop(StreamError::Aborted);
-        drop(state);
-        self.inner.sockets.stop();
-        self.inner.waker.wake();
+        self.inner.lock().stop(StreamError::Aborted);
     }
 
     /// Drives the hub on this thread, until it is [stopped](Self::stop). Then what was gathered goes as soon as what was in flight
@@ -385,9 +382,14 @@ impl Inner {
         debug_assert_eq!(state.lp.in_flight(id), 0);
     }
 
-    /// Looks at streams whose peers may be gone, and ends those that are.
+    /// Looks at streams whose peers may be gone, and at the device, and ends those that are.
     pub(crate) fn look_at(&self, indexes: &[usize]) {
         for &index in indexes {
+            if index == OF_DEVICE {
+                // One that has failed cannot be armed, and so stops the hub.
+                let _ = self.serve(true, false);
+                continue;
+            }
             let mut state = self.lock();
             // Another stream may have the place by now: its own connection says whether it was meant.
             let member = state.members.get_mut(index).and_then(Option::as_mut);
@@ -502,6 +504,7 @@ impl Guard<'_> {
         let growth = state.buffers.growth();
         // For threads that wait for room, for buffers, or for the end of a channel.
         let wakes_threads = mem::take(&mut state.wakes_threads) || !ended.is_empty();
+        let ends_waits = mem::take(&mut state.ends_waits);
         let starts_helper = state.takes_helper();
         drop(state);
         for (channel, peer_watch) in ended {
@@ -516,6 +519,9 @@ impl Guard<'_> {
             let _ = state.buffers.add(grown);
         }
         woken.into_iter().chain(last).for_each(wake);
+        if ends_waits {
+            self.inner.sockets.stop();
+        }
         if wakes_threads {
             self.inner.waker.wake();
             drop(self.inner.lock());

@@ -38,6 +38,8 @@ pub(crate) struct State {
     pub(crate) woken: Vec<Arc<Waker>>,
     /// Threads that sleep for completions are to be woken then, as something else has happened.
     pub(crate) wakes_threads: bool,
+    /// Those that wait for clients or connect are to hear then that the hub was stopped.
+    pub(crate) ends_waits: bool,
     /// Channels to be destroyed then.
     pub(crate) ended: Vec<(DetachedChannel<'static>, Option<PeerWatch>)>,
     /// The streams whose channels are being destroyed, or are to be.
@@ -185,6 +187,7 @@ impl State {
             drivers: Drivers::default(),
             woken: Vec::new(),
             wakes_threads: false,
+            ends_waits: false,
             ended: Vec::new(),
             ending: Vec::new(),
             lingering: VecDeque::new(),
@@ -640,11 +643,12 @@ impl State {
         self.wake_threads();
     }
 
-    /// Ends all streams.
+    /// Ends all streams, and all that wait for the hub.
     pub(crate) fn stop(&mut self, error: StreamError) {
         self.stopped.get_or_insert(error);
         self.woken.append(&mut self.accepting);
         let connecting = mem::take(&mut self.connecting);
+        self.ends_waits |= self.stopped.is_none();
         self.woken.extend(connecting.into_values().filter_map(Interrupt::end));
         for id in self.ids() {
             if let Some(member) = self.member(id) {
@@ -652,7 +656,7 @@ impl State {
                 self.pump(id);
             }
         }
-        self.wake_threads();
+        self.wakes_threads = true;
     }
 
     fn ids(&self) -> Vec<ChannelId> {

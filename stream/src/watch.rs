@@ -10,8 +10,12 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, write};
 
-/// No stream has this number.
+/// No stream has these numbers.
 const STOP: u64 = u64::MAX;
+const DEVICE: u64 = u64::MAX - 1;
+
+/// The [index](Sockets::ended) of the device, in place of a stream's.
+pub(crate) const OF_DEVICE: usize = DEVICE as usize;
 
 /// The connection used for set-up. When it closes, the peer is gone.
 pub(crate) enum PeerWatch {
@@ -92,10 +96,16 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// `device`: the file of the device's events, if it has one.
+    pub(crate) fn new(device: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
+        if let Some(device) = device {
+            // The events are the program's to read: each is told once, read or not.
+            let events = EventFlags::IN | EventFlags::ET;
+            epoll::add(&epoll, device, EventData::new_u64(DEVICE), events)?;
+        }
         Ok(Self { epoll, stop })
     }
 
@@ -122,7 +132,7 @@ impl Sockets {
         self.stop.as_fd()
     }
 
-    /// The indexes of the streams whose peers may have ended; or `None` when it is to [stop](Self::stop). `waits` until there are
+    /// The indexes of the streams whose peers may have ended, and [`OF_DEVICE`] if the device may have; or `None` when it is to [stop](Self::stop). `waits` until there are
     /// any.
     pub(crate) fn ended(&self, waits: bool) -> Option<Vec<usize>> {
         let (zero, mut indexes) = (Timespec::default(), Vec::new());

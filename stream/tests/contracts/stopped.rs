@@ -53,13 +53,13 @@ fn try_both(
             connecting.join().unwrap();
             assert!(stopped.elapsed() < PATIENCE, "it waits for its deadline");
         });
-        // As one that begins afterwards.
+        // A connect that begins afterwards ends in the same way.
         is_stopped(by_thread(&hub));
         assert_eq!(hub.stats().connections, 0);
     }
 }
 
-/// Nobody answers at the server's end of the connection.
+/// The server takes the connection, and says nothing.
 #[test]
 fn a_connect_ends_while_the_server_says_nothing() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -186,5 +186,67 @@ fn clients_of_a_listener_are_not_left_waiting() {
                 is_stopped(listener.accept());
             });
         }
+    }
+}
+
+/// A thread or a task waits while the device of its hub fails, and nobody else uses the hub.
+fn try_removal(
+    by_tasks: bool,
+    wait: impl FnOnce(&Hub),
+    by_thread: impl Fn(&Hub) -> io::Result<()> + Sync,
+    by_task: impl AsyncFn(&Hub) -> io::Result<()> + Sync,
+) {
+    let host = Host::new();
+    thread::scope(|threads| {
+        let waiting = threads.spawn(|| {
+            if !by_tasks {
+                return by_thread(&host.hub);
+            }
+            let ends = async { tokio::time::timeout(2 * PATIENCE, by_task(&host.hub)).await };
+            runtime().block_on(ends).expect("it never ends")
+        });
+        wait(&host.hub);
+        host.device.remove();
+        let removed = Instant::now();
+        let error = waiting.join().unwrap().expect_err("there is nobody");
+        assert!(removed.elapsed() < PATIENCE, "it waits for its deadline");
+        assert_eq!(error.kind(), ErrorKind::NotConnected, "{error}");
+    });
+}
+
+#[test]
+fn a_device_that_fails_ends_the_waits_for_clients() {
+    for by_tasks in [false, true] {
+        // A listener that is asked waits soon afterwards, or finds that the device has failed.
+        let (asked, waits) = std::sync::mpsc::channel();
+        let by_thread = |hub: &Hub| {
+            let listener = Listener::bind(hub, "127.0.0.1:0")?;
+            listener.set_deadline(Some(late()));
+            asked.send(()).unwrap();
+            listener.accept().map(drop)
+        };
+        let by_task = async |hub: &Hub| {
+            let listener = tasks::Listener::bind(hub, "127.0.0.1:0").await?;
+            asked.send(()).unwrap();
+            listener.accept().await.map(drop)
+        };
+        try_removal(by_tasks, move |_| waits.recv().unwrap(), by_thread, by_task);
+    }
+}
+
+#[test]
+fn a_device_that_fails_ends_connects() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = silent.local_addr().unwrap();
+    for by_tasks in [false, true] {
+        let mut accepted = None;
+        let wait = |_: &Hub| {
+            let (mut stream, _) = silent.accept().unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+            accepted = Some(stream);
+        };
+        let by_thread = |hub: &Hub| Stream::connect(hub, to, late()).map(drop);
+        let by_task = async |hub: &Hub| tasks::Stream::connect(hub, to).await.map(drop);
+        try_removal(by_tasks, wait, by_thread, by_task);
     }
 }
