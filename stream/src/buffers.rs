@@ -5,13 +5,13 @@
 //! is slow, so nobody registers with the hub's lock held: [`Buffers::take`] notes that there was none, and the thread that holds
 //! the lock registers more after it has released it.
 
-use std::io;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::{io, mem};
 
-use ibverbs::{AccessFlags, BufferPool, ChannelId, PooledBuffer, ProtectionDomain};
+use ibverbs::{AccessFlags, BufferPool, PooledBuffer, ProtectionDomain};
 
 use crate::config::Config;
-use crate::drivers::Drivers;
 
 pub(crate) struct Buffers {
     pools: Vec<BufferPool>,
@@ -25,7 +25,7 @@ pub(crate) struct Buffers {
     wanted: usize,
     /// Buffers that the program has.
     pub(crate) lent: usize,
-    pub(crate) starved: Starved<ChannelId>,
+    pub(crate) starved: Starved,
 }
 
 impl Buffers {
@@ -35,9 +35,29 @@ impl Buffers {
         Self { pools, chunk: config.chunk, count: 0, most, wanted: 0, lent: 0, starved }
     }
 
+    /// How many buffers are free.
     #[cold]
-    pub(crate) fn has_free(&self) -> bool {
-        self.pools.iter().any(|pool| pool.available() > 0)
+    fn available(&self) -> usize {
+        self.pools.iter().map(BufferPool::available).sum()
+    }
+
+    /// Returns the streams that are called for what is free, and whether the drivers are to look.
+    #[cold]
+    pub(crate) fn call(&mut self) -> (Vec<usize>, bool) {
+        let called = self.starved.call(self.available());
+        (called, self.starved.needs_look())
+    }
+
+    /// A buffer for what this stream sends. If there is none, the caller [adds](Starved::add) the stream to those that wait.
+    pub(crate) fn take_for(&mut self, index: usize) -> Option<PooledBuffer> {
+        if !self.starved.may_take(index, || self.available()) {
+            return None;
+        }
+        let found = self.take();
+        if found.is_some() {
+            self.starved.remove(index);
+        }
+        found
     }
 
     pub(crate) fn take(&mut self) -> Option<PooledBuffer> {
@@ -48,11 +68,12 @@ impl Buffers {
 
     /// Whether this stream would find a buffer. If not, it is told when there is one.
     #[cfg(feature = "tokio")]
-    pub(crate) fn can_take(&mut self, id: ChannelId) -> bool {
-        let found = self.has_free();
-        self.want_unless(found);
+    pub(crate) fn can_take(&mut self, index: usize) -> bool {
+        let free = self.available();
+        let found = free > 0 && self.starved.may_take(index, || free);
+        self.want_unless(free > 0);
         if !found {
-            self.starved.add(id);
+            self.starved.add(index);
         }
         found
     }
@@ -112,35 +133,111 @@ impl Buffers {
     }
 }
 
-/// The streams whose writers have found no buffer.
+/// The streams whose writers have found no buffer, by their indexes, in the order in which they have asked.
 ///
 /// Buffers get free in many ways: a message has arrived, a stream fails or is dropped, a piece was read, more are registered. All
-/// of them happen with the hub's lock held. So the release of the lock looks for a free buffer, and [wakes](Self::fed) these streams.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Starved<I>(Vec<I>);
-
-impl<I> Default for Starved<I> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
+/// of them happen with the hub's lock held. So the release of the lock [calls](Self::call) as many of these streams as there are
+/// free buffers, the first ones first. Until these have looked, the buffers are theirs, and others wait behind them.
+///
+/// A stream that is called may not want the buffer any more, and nobody says so. Therefore, while others wait, the drivers are
+/// [to look](Self::needs_look) once more. Whoever was called and has not come by then is passed over, but keeps its place in the
+/// order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Starved {
+    /// Those that are not called, by their tickets.
+    waiting: BTreeMap<u64, usize>,
+    /// The places of streams, by index.
+    places: Vec<Option<Place>>,
+    /// The next ticket.
+    next: u64,
+    /// Those that are called, and some that have looked since.
+    called: Vec<usize>,
+    /// How many of them have not.
+    awaited: usize,
+    /// The drivers were told to look.
+    looks: bool,
 }
 
-impl<I: PartialEq> Starved<I> {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    ticket: u64,
+    is_called: bool,
+}
+
+impl Starved {
+    /// Whether nobody waits, but for those that are called.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.waiting.is_empty()
     }
 
-    pub(crate) fn add(&mut self, id: I) {
-        if !self.0.contains(&id) {
-            self.0.push(id);
+    /// Whether a stream may take one of so many free buffers.
+    #[inline]
+    pub(crate) fn may_take(&self, index: usize, free: impl FnOnce() -> usize) -> bool {
+        self.awaited == 0
+            || self
+                .places
+                .get(index)
+                .is_some_and(|place| place.as_ref().is_some_and(|place| place.is_called))
+            || free() > self.awaited
+    }
+
+    /// A stream waits for a buffer.
+    #[cold]
+    pub(crate) fn add(&mut self, index: usize) {
+        if self.places.len() <= index {
+            self.places.resize(index + 1, None);
+        }
+        let next = self.next;
+        let place = self.places[index].get_or_insert(Place { ticket: next, is_called: false });
+        self.next += u64::from(place.ticket == next);
+        self.awaited -= usize::from(mem::take(&mut place.is_called));
+        self.waiting.insert(place.ticket, index);
+    }
+
+    /// A stream has a buffer, or is no more.
+    #[inline]
+    pub(crate) fn remove(&mut self, index: usize) {
+        if let Some(place) = self.places.get_mut(index).and_then(Option::take) {
+            self.awaited -= usize::from(place.is_called);
+            self.waiting.remove(&place.ticket);
         }
     }
 
-    /// Call this when there is a buffer. Returns the streams whose tasks are to be woken, all of them since the first may not want
-    /// the buffer any more, and whether sleeping threads are to be woken, as no completion need have told them.
-    pub(crate) fn fed(&mut self, drivers: &Drivers) -> (Vec<I>, bool) {
-        (std::mem::take(&mut self.0), drivers.threads > 0)
+    /// Calls streams for so many free buffers, and returns them: their tasks are to be woken.
+    pub(crate) fn call(&mut self, free: usize) -> Vec<usize> {
+        let mut called = Vec::new();
+        while self.awaited < free
+            && let Some((_, index)) = self.waiting.pop_first()
+        {
+            if let Some(place) = &mut self.places[index] {
+                place.is_called = true;
+                self.awaited += 1;
+                called.push(index);
+            }
+        }
+        self.called.extend(&called);
+        called
+    }
+
+    /// Returns whether the drivers are to be told to look, and notes that they are.
+    pub(crate) fn needs_look(&mut self) -> bool {
+        !self.waiting.is_empty() && self.awaited > 0 && !mem::replace(&mut self.looks, true)
+    }
+
+    /// A driver looks: buffers are kept no longer for those that were called.
+    #[inline]
+    pub(crate) fn pass_over(&mut self) {
+        self.looks = false;
+        if self.called.is_empty() {
+            return;
+        }
+        for index in self.called.drain(..) {
+            if let Some(place) = &mut self.places[index] {
+                place.is_called = false;
+            }
+        }
+        self.awaited = 0;
     }
 }
 
@@ -171,5 +268,51 @@ impl Growth {
             );
             io::Error::new(kind, reason)
         })
+    }
+}
+
+#[cfg(test)]
+impl Starved {
+    /// Makes those equal in which the same streams wait in the same order.
+    pub(crate) fn normalize(&mut self) {
+        let mut places: Vec<_> = self.places.iter_mut().flatten().collect();
+        places.sort_by_key(|place| place.ticket);
+        let (mut tickets, mut next) = (BTreeMap::new(), 0);
+        for place in places {
+            tickets.insert(place.ticket, next);
+            place.ticket = next;
+            next += 1;
+        }
+        let waiting = mem::take(&mut self.waiting).into_iter();
+        self.waiting = waiting.map(|(ticket, index)| (tickets[&ticket], index)).collect();
+        self.next = next;
+        while self.places.pop_if(|place| place.is_none()).is_some() {}
+        let places = &self.places;
+        self.called
+            .retain(|&index| matches!(places.get(index), Some(Some(place)) if place.is_called));
+        self.called.sort_unstable();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_are_called_as_there_are_buffers_in_the_order_in_which_they_asked() {
+        let mut starved = Starved::default();
+        (0..5).for_each(|index| starved.add(index));
+        assert_eq!(starved.call(2), [0, 1]);
+        assert_eq!(starved.call(2), []);
+        assert!(starved.may_take(1, || 2) && !starved.may_take(4, || 2));
+        starved.remove(1);
+        assert_eq!(starved.call(1), [], "the buffer is the first one's");
+        assert!(starved.needs_look() && !starved.needs_look());
+        starved.pass_over();
+        assert_eq!(starved.call(1), [2]);
+        // The first one comes late, and has kept its place.
+        starved.add(0);
+        starved.remove(2);
+        assert_eq!(starved.call(1), [0]);
     }
 }

@@ -114,7 +114,7 @@ struct World {
     /// Buffers of other streams that come back without an operation: of bytes that wait for a credit when the stream is dropped or
     /// fails, of a piece that is read, or of those that are being registered.
     held: u8,
-    starved: Starved<usize>,
+    starved: Starved,
     owing: u32,
     has_accepted: bool,
     has_credits: bool,
@@ -159,7 +159,14 @@ impl World {
             helper: None,
             queue: VecDeque::new(),
             is_armed: false,
-            coming: waiters.iter().enumerate().map(reads).chain([Ended::Credits]).collect(),
+            // Of three that wait for buffers, one at least finds none.
+            coming: waiters
+                .iter()
+                .enumerate()
+                .map(reads)
+                .take(if waiters.len() > 2 { 1 } else { 2 })
+                .chain([Ended::Credits])
+                .collect(),
             free: 0,
             held: are_starved(waiters).into(),
             starved: Starved::default(),
@@ -197,10 +204,11 @@ impl World {
 
     /// The lock is released.
     fn release(&mut self) {
-        if self.free > 0 && !self.starved.is_empty() {
-            let (starved, wakes_threads) = self.starved.fed(&self.drivers);
-            self.wakes_threads |= wakes_threads;
-            starved.into_iter().for_each(|index| self.wake_task(index));
+        if !self.starved.is_empty() {
+            let called = self.starved.call(self.free.into());
+            let is_to_look = self.starved.needs_look();
+            self.wakes_threads |= is_to_look || !called.is_empty() && self.drivers.threads > 0;
+            called.into_iter().for_each(|index| self.wake_task(index));
         }
         if mem::take(&mut self.wakes_threads) {
             self.tell_all();
@@ -227,6 +235,7 @@ impl World {
     /// Returns how much it has found.
     fn turn(&mut self) -> usize {
         self.drivers.turns += 1;
+        self.starved.pass_over();
         let Some(ended) = self.queue.pop_front() else { return 0 };
         match ended {
             Ended::Bytes(index) => {
@@ -245,13 +254,16 @@ impl World {
         match wants {
             _ if self.is_stopped || has_failed => true,
             Wants::Bytes => has_bytes,
-            Wants::Buffer if self.free == 0 => {
-                self.starved.add(index);
-                false
-            }
             Wants::Buffer => {
-                self.free -= 1;
-                true
+                let free = self.free.into();
+                let may_take = free > 0 && self.starved.may_take(index, || free);
+                if may_take {
+                    self.free -= 1;
+                    self.starved.remove(index);
+                } else {
+                    self.starved.add(index);
+                }
+                may_take
             }
         }
     }
@@ -383,9 +395,12 @@ impl World {
         }
         let mut sleeps = None;
         if look == Look::Drives {
+            // The helper hears of what it causes itself, too.
+            self.helper = Some(Helper { looks: looks.clone(), sleeps: Some(false) });
             let has_found = self.serve();
             looks.turns = Some(self.drivers.turns);
-            sleeps = (!has_found).then_some(false);
+            let helper = self.helper.take().filter(|_| !has_found);
+            sleeps = helper.and_then(|helper| helper.sleeps);
         }
         self.helper = Some(Helper { looks, sleeps });
         self.release();
@@ -469,6 +484,7 @@ impl World {
                 *is_told = false;
             }
         }
+        self.starved.normalize();
         let turns = mem::take(&mut self.drivers.turns);
         if let Some(helper) = &mut self.helper {
             let is_same = helper.looks.turns == Some(turns);
@@ -516,7 +532,7 @@ fn explore(waiters: &[(Who, Wants)], ids: &Ids) -> usize {
     let fates = runtimes.iter().flat_map(|&at| [Event::StandsStill(at), Event::Ends(at)]);
     let arrives = (0..=waiters.len()).map(Event::Arrives);
     // A stop in every state would double the states of all pairs.
-    let is_stopped = waiters[0] == (Who::Thread, Wants::Buffer);
+    let is_stopped = waiters.len() == 2 && waiters[0] == (Who::Thread, Wants::Buffer);
     let stops = is_stopped.then_some(Event::Stops);
     let calls = if are_starved(waiters) {
         vec![Event::GivesBack, Event::Fails(0)]

@@ -279,6 +279,7 @@ impl State {
     /// Polls, and gives what has ended to its streams. Returns how much that was; [`TURN`] at most.
     pub(crate) fn turn(&mut self) -> usize {
         self.drivers.turns += 1;
+        self.buffers.starved.pass_over();
         let mut count = 0;
         while count < TURN {
             match self.lp.next_ended() {
@@ -400,16 +401,17 @@ impl State {
         }
     }
 
-    /// Wakes the writers that have found no buffer, if there is one.
+    /// Wakes writers that have found no buffer, as many as there are now.
     #[inline]
     pub(crate) fn feed(&mut self) {
-        if self.buffers.starved.is_empty() || !self.buffers.has_free() {
+        if self.buffers.starved.is_empty() {
             return;
         }
-        let (starved, wakes_threads) = self.buffers.starved.fed(&self.drivers);
-        self.wakes_threads |= wakes_threads;
-        for id in starved {
-            if let Some(member) = member(&mut self.members, id) {
+        let (called, is_to_look) = self.buffers.call();
+        // No completion need have told threads that sleep.
+        self.wakes_threads |= is_to_look || !called.is_empty() && self.drivers.threads > 0;
+        for index in called {
+            if let Some(Some(member)) = self.members.get_mut(index) {
                 self.woken.extend(member.writer.take());
             }
         }
@@ -440,7 +442,7 @@ impl State {
             let Self { members, buffers, .. } = self;
             let member = member(members, id).ok_or(StreamError::Aborted)?;
             let take = || {
-                let buffer = buffers.take();
+                let buffer = buffers.take_for(id.index());
                 is_starved = buffer.is_none();
                 buffer
             };
@@ -459,7 +461,7 @@ impl State {
             }
         }
         if total == 0 && is_starved {
-            self.buffers.starved.add(id);
+            self.buffers.starved.add(id.index());
         }
         self.stats.copied += total as u64;
         Ok((total > 0).then_some(total))
@@ -470,7 +472,7 @@ impl State {
     pub(crate) fn can_write(&mut self, id: ChannelId) -> Result<bool, StreamError> {
         let Self { members, buffers, .. } = self;
         let conn = &member(members, id).ok_or(StreamError::Aborted)?.conn;
-        Ok(conn.can_write() && (!conn.needs_buffer() || buffers.can_take(id)))
+        Ok(conn.can_write() && (!conn.needs_buffer() || buffers.can_take(id.index())))
     }
 
     /// Posts what is gathered, as far as that can be. Returns whether nothing is left.
@@ -607,6 +609,7 @@ impl State {
             return;
         }
         let Some(mut member) = self.members[id.index()].take() else { return };
+        self.buffers.starved.remove(id.index());
         self.owing -= u32::from(member.owes);
         self.woken.extend(member.reader.take());
         self.woken.extend(member.writer.take());
@@ -645,10 +648,10 @@ impl State {
 
     /// Ends all streams, and all that wait for the hub.
     pub(crate) fn stop(&mut self, error: StreamError) {
+        self.ends_waits |= self.stopped.is_none();
         self.stopped.get_or_insert(error);
         self.woken.append(&mut self.accepting);
         let connecting = mem::take(&mut self.connecting);
-        self.ends_waits |= self.stopped.is_none();
         self.woken.extend(connecting.into_values().filter_map(Interrupt::end));
         for id in self.ids() {
             if let Some(member) = self.member(id) {
