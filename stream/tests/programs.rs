@@ -224,7 +224,7 @@ async fn a_server_of_tonic_ends_with_its_hub() {
                 .add_service(Echo)
                 .serve_with_incoming(Incoming::from(listener)),
         );
-        // It is accepting when a client has connected.
+        // When a client has connected, the server is accepting.
         let connects = ibverbs_stream::tokio::Stream::connect(&client, address);
         let _client = connects.await.unwrap();
         assert!(!serve.is_finished());

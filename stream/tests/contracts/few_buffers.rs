@@ -137,7 +137,7 @@ fn what_a_dropped_stream_has_not_read_receives_again() {
         let [one, mut two] = pair(&hosts[0].hub, &hosts[1].hub);
         two.write_all(b"unread").unwrap();
         two.set_nonblocking(true).unwrap();
-        // Until the device has it, and nobody has polled for it.
+        // The loop ends when the device has the bytes, and the hub of `one` has not polled for them.
         let (before, until) = (hosts[1].hub.stats().completions, soon());
         while hosts[1].hub.stats().completions == before {
             assert!(Instant::now() < until);

@@ -68,7 +68,7 @@ fn incoming_ends_when_the_hub_is_stopped() {
         let streams = threads.spawn(|| listener.incoming().count());
         let _client = Stream::connect(&hosts[0].hub, address, soon()).unwrap();
         hosts[1].hub.stop();
-        // It may be stopped before it has the client's last word.
+        // The listener may be stopped before it has the client's last word.
         assert!(streams.join().unwrap() <= 1);
     });
 }

@@ -49,7 +49,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// What is ready in the runtime runs, and its files are looked at.
+/// Runs what is ready in the runtime, and looks at its files.
 fn poll(runtime: &Runtime) {
     runtime.block_on(async {
         for _ in 0..3 {
