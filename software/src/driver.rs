@@ -18,8 +18,8 @@ use ibverbs::device::forks;
 use self::plan::{Action, FEW_POLLS, Seen, State};
 use crate::backoff::{Backoff, PAUSE};
 use crate::faults::verbs::Failures;
-use crate::files::{WakeFd, Waker, wait, wait_for};
-use crate::link::receive::Receiver;
+use crate::files::{Epoll, WakeFd, Waker, wait, wait_for};
+use crate::link::receive::{DATAGRAMS, Receiver};
 use crate::link::udp::UdpLink;
 use crate::link::{Link as _, Time};
 use crate::network::{Member, Membership, sleep};
@@ -36,6 +36,9 @@ const MANY_RECEIVES: u32 = 64;
 
 /// How often a helper that finds packets each time receives them before it looks at its files.
 const LOOKS_AT_FILES: u32 = 8;
+
+/// As many files of completion queues are remembered. Those of the others are named again for each sleep.
+const MOST_NAMED: usize = 64;
 
 /// After so many packets there may be more that were not read.
 const MANY_PACKETS: usize = 64;
@@ -186,8 +189,13 @@ pub(crate) enum Driver {
 pub(crate) struct Threaded {
     /// Taken before the engine's lock, never after it.
     receiver: Mutex<Receiver>,
-    /// Readable when there is a packet of this machine, or a process that sends to this device has ended.
+    /// Readable when there is a packet of this machine.
     wake_fd: Arc<WakeFd>,
+    /// What the helper waits for: `wake_fd`, the sockets, and its own files.
+    waits: Arc<Epoll>,
+    /// Files of completion queues that are in `waits` and have not been readable since they were named, with their queues' serial
+    /// numbers. Only the helper uses it.
+    named: Mutex<Vec<(u64, c_int)>>,
     waker: Arc<Waker>,
     /// The time until which the thread sleeps; 0 while it is awake. Changed with the lock held.
     sleeps_until: AtomicU64,
@@ -206,8 +214,6 @@ pub(crate) struct Threaded {
     visits: AtomicU32,
     /// Event loops of the program on `wake_fd`.
     loops: AtomicU32,
-    /// The version of the sockets that the helper waits for.
-    attended: AtomicU32,
     /// An acknowledgement may be held back.
     holds: AtomicBool,
     stop: AtomicBool,
@@ -234,6 +240,8 @@ impl Driver {
             .for_each(|direct_access| receiver.set_direct_access(direct_access));
         Ok(Self::Thread(Box::new(Threaded {
             wake_fd: receiver.wake_fd().clone(),
+            waits: receiver.waits().clone(),
+            named: Mutex::default(),
             receiver: Mutex::new(receiver),
             waker: link.waker(),
             sleeps_until: AtomicU64::new(0),
@@ -245,7 +253,6 @@ impl Driver {
             watched: AtomicBool::new(false),
             visits: AtomicU32::new(0),
             loops: AtomicU32::new(0),
-            attended: AtomicU32::new(0),
             holds: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         })))
@@ -316,11 +323,12 @@ impl Driver {
     }
 
     /// Sleeps for a thread that polls this completion queue afterwards, which is armed. Returns whether there may be
-    /// something to poll, and no event: the queue is armed still.
+    /// something to poll, and no event: the queue is armed still. The queue has a number, and one that no other ever has: a file that
+    /// was named for it keeps its descriptor as long as it lives.
     pub(crate) fn sleep_for(
         &self,
         shared: &Shared,
-        queue: u32,
+        (queue, serial): (u32, u64),
         files: &[c_int],
         deadline: Option<Instant>,
     ) -> bool {
@@ -328,14 +336,13 @@ impl Driver {
         if !shared.lock().begin_sleep(queue) {
             return true;
         }
-        let early = threaded.help(shared, files, deadline, Some(queue)).unwrap_or_else(|| {
+        threaded.help(shared, files, deadline, Some((queue, serial))).unwrap_or_else(|| {
             let mut files: Vec<_> = files.iter().copied().map(wait_for).collect();
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             wait(&mut files, left);
+            shared.lock().end_sleep(queue);
             false
-        });
-        shared.lock().end_sleep(queue);
-        early
+        })
     }
 
     /// Attaches an event loop of the program, which waits for the returned file and its completion queue's, and polls when either is
@@ -374,6 +381,12 @@ impl Driver {
                 threaded.waker.wake();
             }
         }
+    }
+
+    /// Whether a thread of the program sleeps, and receives.
+    #[cfg(test)]
+    pub(crate) fn is_helped(&self) -> bool {
+        matches!(self, Self::Thread(threaded) if threaded.visits.load(Ordering::Relaxed) & HELPS != 0)
     }
 
     /// The eventfd that wakes the device's thread.
@@ -419,15 +432,16 @@ impl Threaded {
 
     /// Receives on a thread of the program. `holds`: acknowledgements wait until that posts or polls again. If it does
     /// neither, the device's thread sends them, which must be going to look within `leaves_for`. `queue`: the thread polls
-    /// this completion queue next, and whether it has slept for it.
+    /// this completion queue next, and whether it has slept for it. Returns the number of packets, and whether that queue may have
+    /// completions without an event.
     fn receive_for_program(
         &self,
         shared: &Shared,
         receiver: &mut Receiver,
         holds: bool,
         queue: Option<(u32, bool)>,
-    ) -> usize {
-        let mut engine = None;
+    ) -> (usize, bool) {
+        let (mut engine, mut has_missed) = (None, false);
         let count = receiver.poll(|from, to, packet| {
             let engine = engine.get_or_insert_with(|| {
                 let mut engine = shared.lock();
@@ -438,6 +452,7 @@ impl Threaded {
             engine.receive_from(from, to, packet);
         });
         if let Some(mut engine) = engine {
+            has_missed = queue.is_some_and(|(queue, _)| engine.has_missed(queue));
             engine.core.holds_answers = false;
             engine.core.polling = None;
             self.holds.store(!engine.core.held.is_empty(), Ordering::Relaxed);
@@ -453,7 +468,7 @@ impl Threaded {
         if receiver.has_gone() {
             self.waker.wake();
         }
-        count
+        (count, has_missed)
     }
 
     /// Sees to it that the device's thread looks within [`leaves_for`](State::leaves_for). Called with the engine's lock held.
@@ -515,7 +530,7 @@ impl Threaded {
         let holds = self.state() == State::Polled
             || self.visits.load(Ordering::Relaxed) & (HELPED | LOOPED) != 0
             || self.loops.load(Ordering::Relaxed) > 0;
-        self.receive_for_program(shared, &mut receiver, holds, Some((queue, false)))
+        self.receive_for_program(shared, &mut receiver, holds, Some((queue, false))).0
     }
 
     /// One thread sleeps until a packet arrives, which it then receives for all, but not for longer than `PAUSE`. The
@@ -564,62 +579,84 @@ impl Threaded {
         shared: &Shared,
         files: &[c_int],
         deadline: Option<Instant>,
-        queue: Option<u32>,
+        queue: Option<(u32, u64)>,
     ) -> Option<bool> {
         if self.visits.fetch_or(HELPS, Ordering::Acquire) & HELPS != 0 {
             return None;
         }
-        let _place = Place { threaded: self, shared };
+        let (queue, serial) = queue.unzip();
+        let _place = Place { threaded: self, shared, queue };
         self.visits.fetch_or(HELPED, Ordering::Relaxed);
         self.count_no_polls();
-        let own = files.len();
-        let mut files: Vec<_> = files.iter().copied().map(wait_for).collect();
-        let (mut sources, mut wakes, mut busy) = (None, own, 0_u32);
+        let is_own = |token| files.iter().any(|&fd| fd as u64 == token);
+        let (mut busy, mut are_named) = (0_u32, false);
         loop {
             self.release_answers(shared);
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let is_idle = {
-                let mut receiver = self.receiver();
-                if sources.as_ref().is_none_or(|sources| receiver.has_others(sources)) {
-                    let others = receiver.sources();
-                    self.attended.store(others.version(), Ordering::Relaxed);
-                    files.truncate(own);
-                    files.extend(others.sockets());
-                    wakes = files.len();
-                    files.extend(others.wakes());
-                    sources = Some(others);
-                }
-                receiver.may_sleep()
-            };
+            let is_idle = self.receiver().may_wait();
             // Packets that are here already are received first: mostly the thread then returns.
             busy = if is_idle { 0 } else { busy + 1 };
-            if is_idle || busy.is_multiple_of(LOOKS_AT_FILES) {
-                wait(&mut files, if is_idle { left } else { Some(Duration::ZERO) });
-            } else {
-                files.iter_mut().for_each(|file| file.revents = 0);
+            let looks = is_idle || busy.is_multiple_of(LOOKS_AT_FILES);
+            // A set does not take every file: the caller waits for such.
+            if looks
+                && !std::mem::replace(&mut are_named, true)
+                && self.name(files, serial).is_err()
+            {
+                return Some(false);
             }
-            let is_readable = |file: &libc::pollfd| file.revents != 0;
-            if !is_idle || files[own..].iter().any(is_readable) {
+            let timeout = if is_idle { left } else { Some(Duration::ZERO) };
+            let ready = looks.then(|| self.waits.wait(timeout));
+            let mut ready = ready.into_iter().flatten();
+            if ready.clone().any(|token| token < DATAGRAMS) {
+                self.named().retain(|&(_, fd)| ready.clone().all(|token| token != fd as u64));
+            }
+            let is_woken = ready.clone().any(is_own);
+            if !is_idle || ready.clone().any(|token| !is_own(token)) {
                 let mut receiver = self.receiver();
-                if files[own..wakes].iter().any(is_readable) {
+                if ready.any(|token| token == DATAGRAMS) {
                     receiver.expect_datagrams();
+                } else if looks {
+                    receiver.expect_no_datagrams();
                 }
                 let before = events::written();
-                self.receive_for_program(shared, &mut receiver, true, queue.map(|it| (it, true)));
+                let asked = queue.map(|queue| (queue, true));
+                let (_, has_missed) = self.receive_for_program(shared, &mut receiver, true, asked);
                 drop(receiver);
                 // The program returns before the acknowledgement leaves, which its answer takes along.
-                if queue.is_some_and(|queue| shared.lock().has_missed(queue)) {
+                if has_missed {
                     return Some(true);
                 }
                 if events::written() != before {
-                    wait(&mut files[..own], Some(Duration::ZERO));
+                    busy = LOOKS_AT_FILES - 1;
                 }
             }
             let is_over = left.is_some_and(|left| left.is_zero());
-            if is_over || files[..own].iter().any(is_readable) {
+            if is_over || is_woken {
                 return Some(false);
             }
         }
+    }
+
+    fn named(&self) -> MutexGuard<'_, Vec<(u64, c_int)>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the helper's files too, until they are readable; those of a completion queue stay named.
+    fn name(&self, files: &[c_int], serial: Option<u64>) -> io::Result<()> {
+        let mut named = self.named();
+        for &fd in files {
+            let file = serial.map(|serial| (serial, fd));
+            if file.is_some_and(|file| named.contains(&file)) {
+                continue;
+            }
+            self.waits.add_once(fd)?;
+            // Those of queues that are gone are not missed.
+            if named.len() >= MOST_NAMED {
+                named.clear();
+            }
+            named.extend(file);
+        }
+        Ok(())
     }
 
     /// See [`Driver::rest`].
@@ -717,9 +754,6 @@ impl Threaded {
             let received = {
                 let mut receiver = self.receiver();
                 receiver.attend(&ready);
-                if !last.listens {
-                    receiver.look_for_ends();
-                }
                 if recently && ready.is_empty() { 0 } else { Self::receive(shared, &mut receiver) }
             };
             let mut waited = received > 0;
@@ -730,10 +764,11 @@ impl Threaded {
             (last, now) = self.plan(shared, visits, waited, last.sleeps_until);
             let timeout =
                 (last.sleeps_until != Time::MAX).then(|| last.sleeps_until.saturating_sub(now));
-            let (sources, is_idle) = {
+            let (sources, are_watched, is_idle) = {
                 let mut receiver = self.receiver();
                 // Packets that came while others received woke no thread.
-                (receiver.sources(), !last.listens || receiver.may_sleep())
+                let is_idle = !last.listens || receiver.may_sleep();
+                (receiver.sources(), receiver.are_watched(), is_idle)
             };
             let timeout = if is_idle { timeout } else { Some(0) };
             files.clear();
@@ -743,9 +778,9 @@ impl Threaded {
             }
             let first = files.len();
             files.extend(sources.listeners());
-            // A loop does not wait for sockets, and a helper for those that were there when it began.
+            // A loop does not wait for sockets.
             let is_helped = (visits | self.visits.load(Ordering::Relaxed)) & (HELPS | HELPED) != 0
-                && sources.version() == self.attended.load(Ordering::Relaxed);
+                && are_watched;
             if last.state != State::Polled && (last.listens || !is_helped) {
                 files.extend(sources.sockets());
             }
@@ -773,6 +808,8 @@ impl Threaded {
 struct Place<'a> {
     threaded: &'a Threaded,
     shared: &'a Shared,
+    /// The queue that it sleeps for.
+    queue: Option<u32>,
 }
 
 impl Drop for Place<'_> {
@@ -780,7 +817,10 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         let Threaded { visits, sleeps_until, waker, .. } = self.threaded;
         // The thread looks, and says how long it sleeps, with this lock held.
-        let engine = self.shared.lock();
+        let mut engine = self.shared.lock();
+        if let Some(queue) = self.queue {
+            engine.end_sleep(queue);
+        }
         visits.fetch_and(!HELPS, Ordering::Release);
         if engine.core.armed > 0 {
             visits.fetch_and(!HELPED, Ordering::Relaxed);

@@ -24,10 +24,13 @@ pub(crate) fn wait(files: &mut [libc::pollfd], timeout: Option<Duration>) -> boo
 
 /// Many files to wait for, of which the kernel keeps the list.
 #[derive(Debug)]
-struct Epoll(OwnedFd);
+pub(crate) struct Epoll(OwnedFd);
+
+/// [`Epoll::wait`] returns as many events at most.
+const EVENTS: usize = 8;
 
 impl Epoll {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
         unsafe {
             match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
@@ -37,24 +40,98 @@ impl Epoll {
         }
     }
 
-    fn add(&self, fd: c_int) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
+    fn change(&self, operation: c_int, fd: c_int, events: c_int, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: the event is a live structure; a descriptor that is not open is an error.
-        match unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
+        match unsafe { libc::epoll_ctl(self.fd(), operation, fd, &mut event) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
+    /// Adds a file. [`wait`](Self::wait) returns the token when one of these events is there.
+    pub(crate) fn add(&self, fd: c_int, events: c_int, token: u64) -> io::Result<()> {
+        self.change(libc::EPOLL_CTL_ADD, fd, events, token)
+    }
+
+    /// Waits for a file of the caller's until it is readable once; its token is its number. The kernel looks up the number and what
+    /// is open there: if the number was another file's at the last call, it adds this one, and the other is forgotten once it
+    /// has been readable.
+    pub(crate) fn add_once(&self, fd: c_int) -> io::Result<()> {
+        let (events, token) = (libc::EPOLLIN | libc::EPOLLONESHOT, fd as u64);
+        match self.change(libc::EPOLL_CTL_MOD, fd, events, token) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => self.add(fd, events, token),
+            result => result,
+        }
+    }
+
     /// The file must be open still: its number may soon be another's.
-    fn remove(&self, fd: c_int) {
-        // SAFETY: no memory is involved; a file that is not there is an error.
-        unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    pub(crate) fn remove(&self, fd: c_int) {
+        // A file that is not there is an error.
+        let _ = self.change(libc::EPOLL_CTL_DEL, fd, 0, 0);
+    }
+
+    /// Sleeps until there is an event, and returns the tokens of some. It returns none at a signal, and when the time has passed, or
+    /// all but a part of a millisecond of it.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> impl Iterator<Item = u64> + Clone {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        let millis = timeout.map_or(-1, |time| time.as_millis().try_into().unwrap_or(c_int::MAX));
+        if millis == 0 && timeout != Some(Duration::ZERO) {
+            wait(&mut [wait_for(self.fd())], timeout);
+        }
+        // SAFETY: there are as many live structures.
+        let count =
+            unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), EVENTS as _, millis) };
+        events.into_iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64)
     }
 
     /// Readable when one of the files is.
-    fn fd(&self) -> c_int {
+    pub(crate) fn fd(&self) -> c_int {
         self.0.as_raw_fd()
+    }
+}
+
+/// An eventfd that wakes those who wait for it in an epoll set, edge-triggered. It is always readable, and nobody reads it.
+#[derive(Debug)]
+pub(crate) struct Bell(OwnedFd);
+
+impl Bell {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+        unsafe {
+            match libc::eventfd(1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
+            }
+        }
+    }
+
+    /// The bell that another process has sent, unless it is a file of another kind, which might take any time to write to.
+    ///
+    /// The kernel's files without a name share one inode. An eventfd is the only kind of them that is written to and that
+    /// every program can make, but for `fanotify`, which does not block either.
+    pub(crate) fn open(file: OwnedFd) -> Option<Self> {
+        let inode = |file: &OwnedFd| {
+            // SAFETY: the structure is plain data, and the call gets its address.
+            unsafe {
+                let mut status: libc::stat = std::mem::zeroed();
+                let is_known = libc::fstat(file.as_raw_fd(), &mut status) == 0;
+                is_known.then_some((status.st_dev, status.st_ino))
+            }
+        };
+        let like = inode(&Self::new().ok()?.0);
+        (like.is_some() && inode(&file) == like).then_some(Self(file))
+    }
+
+    /// Adds nothing to the counter, since adding to a full one blocks if whoever shares the file has asked for that.
+    pub(crate) fn ring(&self) {
+        let nothing = 0_u64;
+        // SAFETY: eight bytes are read from a live variable.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const nothing).cast(), 8) };
+    }
+
+    pub(crate) fn as_fd(&self) -> &OwnedFd {
+        &self.0
     }
 }
 
@@ -90,50 +167,97 @@ impl Waker {
     }
 }
 
-/// One file that becomes readable when a thread of this process wakes its waiter, or another process sends something. The part
-/// that threads wake is this process's alone. Each other process has a connection of its own, and cannot take another's wake-up.
+/// One file that becomes readable when a thread of this process wakes its waiter, or another process does. Each other process has a
+/// bell of its own, and cannot take another's wake-up.
 #[derive(Debug)]
 pub(crate) struct WakeFd {
-    own: Waker,
+    own: Bell,
     all: Epoll,
 }
 
 impl WakeFd {
     pub(crate) fn new() -> io::Result<Self> {
-        let (own, all) = (Waker::new()?, Epoll::new()?);
-        all.add(own.fd())?;
-        Ok(Self { own, all })
+        let wake_fd = Self { own: Bell::new()?, all: Epoll::new()? };
+        wake_fd.add(&wake_fd.own)?;
+        wake_fd.clear();
+        Ok(wake_fd)
     }
 
-    /// Adds a connection, until [`remove`](Self::remove).
-    pub(crate) fn add(&self, fd: c_int) -> io::Result<()> {
-        self.all.add(fd)
+    /// Adds a bell, until [`remove`](Self::remove), and wakes once.
+    pub(crate) fn add(&self, bell: &Bell) -> io::Result<()> {
+        self.all.add(bell.0.as_raw_fd(), libc::EPOLLIN | libc::EPOLLET, 0)
     }
 
-    /// The file must be open still: its number may soon be another's.
-    pub(crate) fn remove(&self, fd: c_int) {
-        self.all.remove(fd);
+    pub(crate) fn remove(&self, bell: &Bell) {
+        self.all.remove(bell.0.as_raw_fd());
     }
 
     pub(crate) fn wake(&self) {
-        self.own.wake();
+        self.own.ring();
     }
 
-    /// Takes the wake-ups of this process's threads.
+    /// Takes all wake-ups. Who waits for this file without taking them learns of those that come after that too, if edge-triggered.
     pub(crate) fn clear(&self) {
-        self.own.clear();
-    }
-
-    /// The descriptor that threads of this process make readable, without the connections.
-    pub(crate) fn own_fd(&self) -> c_int {
-        self.own.fd()
-    }
-
-    pub(crate) fn is_readable(&self) -> bool {
-        wait(&mut [wait_for(self.fd())], Some(Duration::ZERO))
+        while self.all.wait(Some(Duration::ZERO)).count() == EVENTS {}
     }
 
     pub(crate) fn fd(&self) -> c_int {
         self.all.fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn all_wake_ups_are_taken_at_once() {
+        let wake_fd = WakeFd::new().unwrap();
+        let is_readable = || wait(&mut [wait_for(wake_fd.fd())], Some(Duration::ZERO));
+        assert!(!is_readable());
+        let bells = [(); 3 * EVENTS].map(|()| Bell::new().unwrap());
+        for bell in &bells {
+            wake_fd.add(bell).unwrap();
+        }
+        for _ in 0..2 {
+            assert!(is_readable());
+            wake_fd.clear();
+            assert!(!is_readable());
+            bells.iter().for_each(Bell::ring);
+        }
+        wake_fd.clear();
+        bells.iter().for_each(|bell| wake_fd.remove(bell));
+        bells.iter().for_each(Bell::ring);
+        assert!(!is_readable());
+        wake_fd.wake();
+        assert!(is_readable());
+    }
+
+    /// Times are not a multiple of the kernel's unit: a thread neither returns too early, nor again and again.
+    #[test]
+    fn a_set_is_waited_for_to_the_end() {
+        let (all, file) = (Epoll::new().unwrap(), Waker::new().unwrap());
+        all.add_once(file.fd()).unwrap();
+        for time in [Duration::from_micros(300), Duration::from_micros(2_300)] {
+            let (until, mut waits) = (Instant::now() + time, 0);
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                assert_eq!(all.wait(Some(left)).count(), 0);
+                waits += 1;
+                if left.is_zero() {
+                    break;
+                }
+            }
+            assert!(waits <= 4, "{waits}");
+        }
+        file.wake();
+        for timeout in [None, Some(Duration::from_secs(60))] {
+            assert_eq!(all.wait(timeout).collect::<Vec<_>>(), [file.fd() as u64]);
+            assert_eq!(all.wait(Some(Duration::ZERO)).count(), 0, "once");
+            all.add_once(file.fd()).unwrap();
+        }
+        assert!(Epoll::new().unwrap().add_once(-1).is_err());
     }
 }

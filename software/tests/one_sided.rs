@@ -320,7 +320,7 @@ fn stops_in_the_memory_of_its_peer() {
     }
     for start in child::rings() {
         // SAFETY: this is in the memory of a ring, which stays mapped, where an operation says which region it is in.
-        unsafe { start.cast::<u64>().add(32).write_volatile(remote.rkey().into()) };
+        unsafe { start.cast::<u64>().add(24).write_volatile(remote.rkey().into()) };
     }
     println!("in the memory");
     loop {

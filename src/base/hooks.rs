@@ -41,7 +41,8 @@ pub struct Hooks {
     /// deadline has passed. The provider may let its devices work until then, or return at once.
     pub before_sleep: fn(&[c_int], Option<Instant>),
     /// As `before_sleep`, by a thread that polls a live completion queue, of any provider, before and after. True:
-    /// there may be completions, without an event to read, and the queue is still armed.
+    /// there may be completions, without an event to read, and the queue is still armed. A file that was named for a queue keeps
+    /// its descriptor as long as the queue lives.
     pub sleep_for: unsafe fn(*mut ffi::ibv_cq, &[c_int], Option<Instant>) -> bool,
     /// An event loop (a reactor, or a thread that waits for a `Loop`'s file) attends a live completion queue, of any
     /// provider: it sleeps until its own file is readable, then polls the queue until it is empty.

@@ -127,7 +127,7 @@ pub(crate) trait Clock: Debug + Send + Sync {
     }
 }
 
-/// An address of this machine that no test of another process has, for each number below 60. No two tests name the same
+/// An address of this machine that no test of another process has, for each number below 64. No two tests name the same
 /// number.
 #[cfg(test)]
 fn own_address(number: u8) -> IpAddr {

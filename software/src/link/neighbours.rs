@@ -30,6 +30,8 @@ pub(crate) struct Inbox {
     wake_fd: Arc<WakeFd>,
     /// Someone has asked to be woken for the next packet.
     is_rung: AtomicBool,
+    /// There may be packets, as far as a thread knows that does not lock.
+    has_some: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +43,12 @@ struct Contents {
 
 impl Inbox {
     pub(super) fn new(wake_fd: Arc<WakeFd>) -> Self {
-        Self { contents: Mutex::default(), wake_fd, is_rung: AtomicBool::new(false) }
+        Self {
+            contents: Mutex::default(),
+            wake_fd,
+            is_rung: AtomicBool::new(false),
+            has_some: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn wake_fd(&self) -> &Arc<WakeFd> {
@@ -56,6 +63,7 @@ impl Inbox {
     fn put(&self, packets: &mut [Packet]) {
         {
             let mut contents = self.contents();
+            self.has_some.store(true, Ordering::Relaxed);
             let Contents { waiting, spare } = &mut *contents;
             let room = ROOM - waiting.len();
             for packet in packets.iter_mut().take(room) {
@@ -92,7 +100,11 @@ impl Inbox {
 
     /// Moves all packets to `to`, which is empty.
     pub(super) fn take(&self, to: &mut VecDeque<Packet>) {
-        std::mem::swap(&mut self.contents().waiting, to);
+        if self.has_some.load(Ordering::Relaxed) {
+            let mut contents = self.contents();
+            self.has_some.store(false, Ordering::Relaxed);
+            std::mem::swap(&mut contents.waiting, to);
+        }
     }
 
     /// Takes the buffers of packets back, as far as it needs them.
@@ -337,6 +349,25 @@ mod tests {
         UdpLink::new(&[own_address(address)], through_kernel).unwrap()
     }
 
+    /// Also while another has it open, as a child of a fork may.
+    #[test]
+    fn a_socket_that_the_device_has_no_more_wakes_no_helper() {
+        let _files = no_process_starts();
+        let mut device = link(1, false);
+        let mut receiver = Receiver::new(device.sockets(), device.inbox()).unwrap();
+        let is_woken =
+            |receiver: &Receiver| receiver.waits().wait(Some(Duration::ZERO)).count() > 0;
+        assert!(receiver.may_wait() && !is_woken(&receiver) && receiver.are_watched());
+        let stranger = std::net::UdpSocket::bind((own_address(5), 0)).unwrap();
+        let _kept = receiver.sockets().to_vec();
+        for (number, wakes) in [(1, true), (11, false)] {
+            device.set_addresses(&[own_address(number)]).unwrap();
+            assert!(receiver.may_wait());
+            stranger.send_to(&[1; 20], (own_address(1), PORT)).unwrap();
+            assert_eq!(is_woken(&receiver), wakes);
+        }
+    }
+
     fn packet(from: u8, to: u8, number: usize) -> Packet {
         let addresses = Some((own_address(from), own_address(to)));
         Packet {
@@ -390,6 +421,14 @@ mod tests {
         assert!(received(&mut receiver).is_empty() && receiver.may_sleep() && !rings());
         one.send(&mut [packet(17, 18, 2)]);
         assert!(rings());
+        assert_eq!(received(&mut receiver), [2]);
+
+        // A thread that leaves a wake-up where it is leaves it to the next one.
+        assert!(receiver.may_wait() && rings());
+        one.send(&mut [packet(17, 18, 3)]);
+        assert!(!receiver.may_wait() && rings());
+        assert_eq!(received(&mut receiver), [3]);
+        assert!(receiver.may_sleep() && !rings());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::neighbours::Inbox;
 use super::same_host::{DirectAccess, Receivers};
 use super::socket::{Socket, UDP_GRO, read_address};
 use super::udp::Sockets;
-use crate::files::{WakeFd, wait_for};
+use crate::files::{Epoll, WakeFd, wait_for};
 use crate::wire::{LONGEST, PORT, Packet};
 
 /// How many messages one system call receives, and the room for each. The system gives the pages only when something
@@ -31,6 +31,10 @@ struct Control {
 /// How many times in a row the sockets may be left out.
 const WITHOUT_SOCKETS: u32 = 16;
 
+/// Tokens of what [`Receiver::waits`] has, beside the numbers of a helper's own files, which are less.
+pub(crate) const PACKETS: u64 = u64::MAX;
+pub(crate) const DATAGRAMS: u64 = u64::MAX - 1;
+
 /// For how many turns without any packet the sockets are left out as often, after there was one elsewhere.
 const EMPTY_TURNS: u32 = 4096;
 
@@ -48,10 +52,18 @@ pub(crate) struct Receiver {
     /// Packets from the inbox.
     packets: VecDeque<Packet>,
     receivers: Receivers,
+    /// Readable when another process has ended that sends to this device.
+    ends: Arc<Epoll>,
+    /// What a helper waits for, beside files of its own.
+    waits: Arc<Epoll>,
+    /// The sockets are all in `waits`.
+    are_watched: bool,
     /// How many times in a row the sockets were left out, because there were packets elsewhere.
     without_sockets: u32,
     /// The thread that waits was told that it may sleep, and no packet was received since then.
     told_to_sleep: bool,
+    /// Someone was told to sleep who does not take wake-ups from `wake_fd`.
+    has_left_some: bool,
     /// How many times in a row there were no packets, or `EMPTY_TURNS` from the last packet of a socket on.
     empty_turns: u32,
     all: Arc<Sockets>,
@@ -82,12 +94,18 @@ impl Receiver {
         // SAFETY: all zeros is a valid value of these C structures.
         let (headers, parts, names, controls) = unsafe { (zeroed(), zeroed(), zeroed(), zeroed()) };
         let wake_fd = inbox.wake_fd().clone();
+        let (ends, waits) = (Arc::new(Epoll::new()?), Arc::new(Epoll::new()?));
+        waits.add(wake_fd.fd(), libc::EPOLLIN | libc::EPOLLET, PACKETS)?;
         let mut receiver = Self {
             inbox,
             packets: VecDeque::new(),
-            receivers: Receivers::new(wake_fd),
+            receivers: Receivers::new(wake_fd, ends.clone()),
+            ends,
+            waits,
+            are_watched: false,
             without_sockets: 0,
             told_to_sleep: false,
+            has_left_some: false,
             empty_turns: EMPTY_TURNS,
             all,
             version: 0,
@@ -125,17 +143,26 @@ impl Receiver {
         self.inbox.wake_fd()
     }
 
-    /// Learns which processes have ended, though others wait for `wake_fd`, and takes no wake-up from them.
-    pub(crate) fn look_for_ends(&mut self) {
-        if self.wake_fd().is_readable() {
-            self.receivers.look_for_ends();
-        }
+    /// What a thread of the program waits for that receives, in one set: `wake_fd` and the sockets have the tokens [`PACKETS`] and
+    /// [`DATAGRAMS`].
+    pub(crate) fn waits(&self) -> &Arc<Epoll> {
+        &self.waits
+    }
+
+    /// Whether all sockets are in [`waits`](Self::waits).
+    pub(crate) fn are_watched(&self) -> bool {
+        self.are_watched
     }
 
     /// The current sockets.
     pub(crate) fn sockets(&mut self) -> &[Arc<Socket>] {
         if let Some((version, sockets)) = self.all.newer_than(self.version) {
+            // Children of this process may have them open.
+            self.sockets.iter().for_each(|socket| self.waits.remove(socket.socket.as_raw_fd()));
             (self.version, self.sockets) = (version, sockets);
+            let mut sockets = self.sockets.iter().map(|socket| socket.socket.as_raw_fd());
+            self.are_watched =
+                sockets.all(|fd| self.waits.add(fd, libc::EPOLLIN, DATAGRAMS).is_ok());
             let sockets = &self.sockets;
             self.receivers.keep(|address| sockets.iter().any(|socket| socket.address == address));
         }
@@ -147,36 +174,35 @@ impl Receiver {
         let sockets = self.sockets().to_vec();
         let listeners = self.receivers.looks_at_listeners();
         let pending = self.receivers.pending().cloned().collect();
-        let (own, all) = (self.wake_fd().own_fd(), self.wake_fd().fd());
-        let few = self.receivers.few();
-        Sources {
-            version: self.version,
-            connections: self.receivers.version(),
-            sockets,
-            listeners,
-            pending,
-            wakes: if few.is_some() { own } else { all },
-            few: few.unwrap_or_default(),
-        }
+        Sources { sockets, listeners, pending, ends: self.ends.clone() }
     }
 
-    /// Whether these are no longer the files by which packets of this machine are told.
-    pub(crate) fn has_others(&self, sources: &Sources) -> bool {
-        sources.connections != self.receivers.version()
-    }
-
-    /// Makes the next packet of this machine write to `wake_fd`. Returns false if there are packets already. The caller
-    /// then receives afterwards, or waits for `wake_fd`, which this has cleared.
+    /// Makes the next packet of this machine wake those that wait for `wake_fd`. Returns false if there are packets already. The
+    /// caller then receives afterwards, or waits for `wake_fd`, which this has cleared.
     pub(crate) fn may_sleep(&mut self) -> bool {
-        // If all are to ring, none has rung, and nothing need be cleared. But a sender decides to ring first and rings then:
-        // if it was interrupted in between, `wake_fd` is readable for a packet that was received long ago. The thread that was
-        // to sleep then comes here again, without a packet.
-        if self.told_to_sleep || !self.inbox.is_rung() {
+        self.may_have_rung();
+        if std::mem::take(&mut self.has_left_some) {
             self.wake_fd().clear();
         }
-        if self.told_to_sleep || !self.receivers.all_ring() {
-            self.receivers.clear(self.told_to_sleep);
-        }
+        self.ask_to_ring()
+    }
+
+    /// As [`may_sleep`](Self::may_sleep), for a thread that waits for [`waits`](Self::waits), which learns of each wake-up once.
+    pub(crate) fn may_wait(&mut self) -> bool {
+        self.sockets();
+        self.may_have_rung();
+        self.ask_to_ring()
+    }
+
+    /// Notes whether there may be wake-ups to clear. If all are to ring, none has rung, and nothing need be cleared. But a sender
+    /// decides to ring first and rings then: if it was interrupted in between, `wake_fd` is readable for a packet that was received
+    /// long ago. The thread that was to sleep then comes here again, without a packet.
+    fn may_have_rung(&mut self) {
+        self.has_left_some |=
+            self.told_to_sleep || !self.inbox.is_rung() || !self.receivers.all_ring();
+    }
+
+    fn ask_to_ring(&mut self) -> bool {
         self.told_to_sleep = self.receivers.may_sleep() & self.inbox.may_sleep();
         self.told_to_sleep
     }
@@ -217,6 +243,11 @@ impl Receiver {
     /// but for each 16th time.
     pub(crate) fn poll(&mut self, each: impl FnMut(Source, IpAddr, &[u8])) -> usize {
         self.receive_some(true, each)
+    }
+
+    /// The sockets were found empty.
+    pub(crate) fn expect_no_datagrams(&mut self) {
+        self.without_sockets = 0;
     }
 
     /// The next call looks into the sockets.
@@ -316,33 +347,19 @@ impl Receiver {
 /// Files to wait for. They stay open for the wait, even if they are removed meanwhile.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    version: u32,
-    connections: u32,
-    /// The descriptor that this process's threads make readable, beside the connections of others; or all of that in one, if these are many.
-    wakes: c_int,
-    few: Vec<Arc<OwnedFd>>,
     sockets: Vec<Arc<Socket>>,
     listeners: bool,
     pending: Vec<Arc<OwnedFd>>,
+    ends: Arc<Epoll>,
 }
 
 impl Sources {
-    /// Changes with the sockets.
-    pub(crate) fn version(&self) -> u32 {
-        self.version
-    }
-
-    /// The sockets at which processes announce themselves.
+    /// The sockets at which processes announce themselves, and what tells of their end.
     pub(crate) fn listeners(&self) -> impl Iterator<Item = libc::pollfd> {
         let listeners = self.sockets.iter().filter_map(|socket| socket.listener.as_ref());
         let listeners = listeners.filter(|_| self.listeners).map(AsRawFd::as_raw_fd);
-        listeners.chain(self.pending.iter().map(AsRawFd::as_raw_fd)).map(wait_for)
-    }
-
-    /// The descriptors that tell of packets of this machine, until there are [others](Receiver::has_others).
-    pub(crate) fn wakes(&self) -> impl Iterator<Item = libc::pollfd> {
-        let few = self.few.iter().map(AsRawFd::as_raw_fd);
-        std::iter::once(self.wakes).chain(few).map(wait_for)
+        let pending = self.pending.iter().map(AsRawFd::as_raw_fd);
+        listeners.chain(pending).chain([self.ends.fd()]).map(wait_for)
     }
 
     /// The sockets that packets are received from.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::context::is_ours;
@@ -25,10 +25,13 @@ pub(super) struct SoftCq {
     /// A thread that waits for its events receives packets itself; a loop of the program waits for `wake_fd`.
     pub(super) is_attended: AtomicBool,
     is_attached: AtomicBool,
+    /// Tells it from all others of this process, also from later ones with its number.
+    serial: u64,
 }
 
 impl SoftCq {
     fn new() -> Box<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
         Box::new(Self {
             verbs: *zeroed::<verbs_cq>(),
             polling: *zeroed::<pthread_mutex_t>(),
@@ -36,6 +39,7 @@ impl SoftCq {
             depth: Arc::default(),
             is_attended: AtomicBool::new(false),
             is_attached: AtomicBool::new(false),
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
         })
     }
 
@@ -198,8 +202,9 @@ pub(crate) unsafe fn sleep_for(
     // SAFETY: the caller vouches for the queue.
     unsafe {
         let Some(shared) = threaded(cq) else { return false };
-        (*cq.cast::<SoftCq>()).is_attended.store(true, Ordering::Relaxed);
-        shared.driver().sleep_for(shared, (*cq).handle, files, deadline)
+        let soft = cq.cast::<SoftCq>();
+        (*soft).is_attended.store(true, Ordering::Relaxed);
+        shared.driver().sleep_for(shared, ((*cq).handle, (*soft).serial), files, deadline)
     }
 }
 

@@ -1,37 +1,46 @@
-//! A connection of another process, by which it wakes this one, and which tells of its end.
+//! How another process wakes this one, and what tells of its end.
 
-use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::files::WakeFd;
+use crate::files::{Bell, Epoll, WakeFd};
 
-/// A connection that is waited for.
+/// A connection, with a bell that is handed over by it. Both are waited for until this is dropped.
 #[derive(Debug)]
 pub(super) struct Line {
     connection: Arc<OwnedFd>,
-    all: Arc<WakeFd>,
+    bell: Bell,
+    wake_fd: Arc<WakeFd>,
+    ends: Arc<Epoll>,
 }
 
 impl Line {
-    /// Adds the connection to all those that are waited for, until this is dropped.
-    pub(super) fn new(connection: Arc<OwnedFd>, all: &Arc<WakeFd>) -> io::Result<Self> {
-        all.add(connection.as_raw_fd())?;
-        Ok(Self { connection, all: all.clone() })
+    /// The other end of a bell wakes those that wait for `wake_fd`, and the connection's end those that wait for `ends`.
+    pub(super) fn new(
+        connection: Arc<OwnedFd>,
+        wake_fd: &Arc<WakeFd>,
+        ends: &Arc<Epoll>,
+    ) -> io::Result<Self> {
+        let bell = Bell::new()?;
+        wake_fd.add(&bell)?;
+        let line = Self { connection, bell, wake_fd: wake_fd.clone(), ends: ends.clone() };
+        ends.add(line.connection.as_raw_fd(), libc::EPOLLRDHUP, 0)?;
+        Ok(line)
     }
 
-    pub(super) fn connection(&self) -> &Arc<OwnedFd> {
+    pub(super) fn connection(&self) -> &OwnedFd {
         &self.connection
     }
 
-    pub(super) fn fd(&self) -> c_int {
-        self.connection.as_raw_fd()
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        self.all.remove(self.fd());
+        self.wake_fd.remove(&self.bell);
+        self.ends.remove(self.connection.as_raw_fd());
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Each device has a listener at each of its addresses: a socket of the machine's abstract name space, whose name has the
 //! address. That name space belongs to the network namespace, as addresses do. A process that wants to send to an address
-//! connects to its listener, and hands over a ring (`ring`) that it writes to from then on. It sends a byte over the connection
-//! to wake the thread that waits for its packets. The connection ends with either process. Where there is no listener, and
+//! connects to its listener, and hands over a ring (`ring`) that it writes to from then on. The answer has a bell, by which it wakes
+//! the thread that waits for its packets. The connection ends with either process. Where there is no listener, and
 //! where nobody is let in, packets go through the kernel's network.
 //!
 //! A device that lets its peers into its memory also hands over a table (`direct_access`).
@@ -28,6 +28,7 @@ pub(super) use self::direct_access::let_in;
 pub(crate) use self::direct_access::{DirectAccess, OneSided};
 pub(super) use self::receivers::Receivers;
 pub(super) use self::senders::Senders;
+use crate::files::Bell;
 
 /// How many connections a device accepts, and opens. Packets of more processes go through the kernel's network.
 const MOST: usize = 256;
@@ -48,7 +49,7 @@ fn name(address: IpAddr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
         return None;
     }
     // Changed whenever what is said there, or the ring, changes.
-    let text = format!("\0ibverbs-software 5 {address}");
+    let text = format!("\0ibverbs-software 6 {address}");
     // SAFETY: all zeros is a valid address structure.
     let mut name: libc::sockaddr_un = unsafe { zeroed() };
     name.sun_family = libc::AF_UNIX as _;
@@ -170,13 +171,13 @@ fn own_process(connection: &OwnedFd) -> Option<libc::pid_t> {
 #[derive(Debug)]
 enum Heard {
     Nothing,
-    /// The other side has let us in. Whether it lets us into its memory too, by this table.
-    Answer(Option<OwnedFd>),
+    /// The other side has let us in: how to wake it, and whether it lets us into its memory too, by this table.
+    Answer(Bell, Option<OwnedFd>),
     /// The other end is gone, or says what nobody says.
     End,
 }
 
-/// The answer to a process that is let in. It may come with a table.
+/// The answer to a process that is let in. It comes with a bell, and perhaps a table.
 const WELCOME: &[u8] = b"!";
 
 /// Looks for a message, which stays, without blocking.
@@ -192,7 +193,7 @@ fn is_quiet(connection: &OwnedFd) -> bool {
     peek(connection).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Whether the other end is gone, or sends nothing more, also behind wake-ups that nobody has taken.
+/// Whether the other end is gone, or sends nothing more, also behind messages that nobody has taken.
 fn is_hung_up(connection: &OwnedFd) -> bool {
     let mut file = libc::pollfd { fd: connection.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one live structure.
@@ -203,34 +204,13 @@ fn is_hung_up(connection: &OwnedFd) -> bool {
 fn listen(connection: &OwnedFd) -> Heard {
     let mut text = [0; TEXT];
     match receive(connection, &mut text) {
-        Ok((length, [table, None])) if text[..length] == *WELCOME => Heard::Answer(table),
+        Ok((length, [Some(bell), table])) if text[..length] == *WELCOME => {
+            Bell::open(bell).map_or(Heard::End, |bell| Heard::Answer(bell, table))
+        }
         Ok(_) => Heard::End,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Heard::Nothing,
         Err(_) => Heard::End,
-    }
-}
-
-/// Wakes the thread at the other end, unless it has been woken many times and has not looked. Never blocks.
-fn wake(connection: &OwnedFd) {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: one byte is read from a live variable.
-    unsafe { libc::send(connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, flags) };
-}
-
-/// Takes a wake-up of the other end. `None`: it is gone, or says what nobody says.
-fn woken(connection: &OwnedFd) -> Option<bool> {
-    let mut bytes = [0_u8; 2];
-    // SAFETY: as many bytes are written to a live variable at most.
-    let received = check(unsafe {
-        let to = bytes.as_mut_ptr().cast();
-        libc::recv(connection.as_raw_fd(), to, bytes.len(), libc::MSG_DONTWAIT)
-    });
-    match received {
-        Ok(length) => (length == 1).then_some(true),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Some(false),
-        Err(e) if e.kind() == io::ErrorKind::Interrupted => Some(false),
-        Err(_) => None,
     }
 }
 
@@ -251,8 +231,9 @@ fn introduce(connection: &OwnedFd, from: (IpAddr, &Listener), ring: &OwnedFd) ->
 }
 
 /// Lets the other side in.
-fn answer(connection: &OwnedFd, table: Option<&OwnedFd>) -> io::Result<()> {
-    send(connection, WELCOME, table.as_slice())
+fn answer(connection: &OwnedFd, bell: &Bell, table: Option<&OwnedFd>) -> io::Result<()> {
+    let files = [bell.as_fd(), table.unwrap_or(bell.as_fd())];
+    send(connection, WELCOME, &files[..1 + usize::from(table.is_some())])
 }
 
 /// Sends a message with files, without blocking.

@@ -9,18 +9,11 @@ use std::sync::Arc;
 use super::direct_access::Lease;
 use super::line::Line;
 use super::ring::Reader;
-use super::{DirectAccess, MOST, accept, answer, is_hung_up, meet, own_process, woken};
-use crate::files::WakeFd;
+use super::{DirectAccess, MOST, accept, answer, is_hung_up, meet, own_process};
+use crate::files::{Epoll, WakeFd};
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
-
-/// Up to this many connections are waited for one by one. The kernel wakes a thread that waits for the socket itself sooner
-/// than through an epoll instance, on the writer's processor.
-const FEW: usize = 8;
-
-/// How many wake-ups a process may have sent that nobody has taken. The kernel keeps few more.
-const MANY: u32 = 512;
 
 /// A process that sends to us.
 #[derive(Debug)]
@@ -40,32 +33,21 @@ impl Peer {
     fn end(&mut self) {
         self.line = None;
     }
-
-    /// Takes its wake-ups, as many as it may have sent.
-    fn hear(&mut self, most: u32) {
-        for _ in 0..most {
-            match self.line.as_ref().map(|line| woken(line.connection())) {
-                Some(Some(true)) => {}
-                None | Some(Some(false)) => return,
-                Some(None) => return self.end(),
-            }
-        }
-    }
 }
 
 /// The processes that send to a device.
 #[derive(Debug)]
 pub(in crate::link) struct Receivers {
-    /// Readable when one has written to a ring whose reader sleeps, or has ended.
+    /// Readable when one has written to a ring whose reader sleeps.
     wake_fd: Arc<WakeFd>,
+    /// Readable when one has ended.
+    ends: Arc<Epoll>,
     /// Connections whose process is not known yet, with their listeners' addresses.
     pending: Vec<(IpAddr, Arc<OwnedFd>)>,
     all: Vec<Peer>,
     /// A process could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
     /// listeners are left alone until something else happens.
     is_waiting: bool,
-    /// Changes with the connections.
-    version: u32,
     /// Addresses of peers that ended since the last call: nothing more comes from there.
     gone: Vec<IpAddr>,
     /// Lets them into this process's memory.
@@ -73,13 +55,13 @@ pub(in crate::link) struct Receivers {
 }
 
 impl Receivers {
-    pub(in crate::link) fn new(wake_fd: Arc<WakeFd>) -> Self {
+    pub(in crate::link) fn new(wake_fd: Arc<WakeFd>, ends: Arc<Epoll>) -> Self {
         Self {
             wake_fd,
+            ends,
             pending: Vec::new(),
             all: Vec::new(),
             is_waiting: false,
-            version: 0,
             gone: Vec::new(),
             direct_access: None,
         }
@@ -100,6 +82,11 @@ impl Receivers {
         &self.wake_fd
     }
 
+    #[cfg(test)]
+    pub(super) fn ends(&self) -> &Epoll {
+        &self.ends
+    }
+
     /// The connections of processes that have not introduced themselves. [`Receivers::attend`] is for them.
     pub(in crate::link) fn pending(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
         self.pending.iter().map(|(_, connection)| connection)
@@ -109,7 +96,6 @@ impl Receivers {
     pub(in crate::link) fn keep(&mut self, has: impl Fn(IpAddr) -> bool) {
         self.pending.retain(|&(to, _)| has(to));
         self.all.retain(|peer| has(peer.to));
-        self.version = self.version.wrapping_add(1);
     }
 
     /// Whether to be woken for the listeners.
@@ -148,6 +134,13 @@ impl Receivers {
         for (to, connection) in ready {
             self.admit(to, connection);
         }
+        if is_ready(self.ends.fd()) {
+            for peer in &mut self.all {
+                if peer.line.as_ref().is_some_and(|line| is_hung_up(line.connection())) {
+                    peer.end();
+                }
+            }
+        }
         self.part();
     }
 
@@ -156,7 +149,6 @@ impl Receivers {
         let is_over = |peer: &Peer| peer.line.is_none() && peer.reader.is_empty();
         let ended: Vec<IpAddr> = self.all.iter().filter(|s| is_over(s)).map(|s| s.from).collect();
         self.all.retain(|peer| !is_over(peer));
-        self.version = self.version.wrapping_add(1);
         // A peer that has another connection has not ended.
         let is_here = |from: &IpAddr| self.all.iter().any(|peer| peer.from == *from);
         self.gone.extend(ended.into_iter().filter(|from| !is_here(from)));
@@ -176,11 +168,11 @@ impl Receivers {
             Err(_) => return,
         };
         let Ok(reader) = Reader::new(&file) else { return };
-        let Ok(line) = Line::new(connection.clone(), &self.wake_fd) else { return };
+        let Ok(line) = Line::new(connection.clone(), &self.wake_fd, &self.ends) else { return };
         // Whatever is in the ring is read before anyone asks to be rung, also what a process has left that has ended since.
         let access = self.direct_access.as_ref();
         let lease = access.and_then(|access| access.admit(&connection, reader.mapping()));
-        let line = match answer(&connection, lease.as_ref().map(Lease::table)) {
+        let line = match answer(&connection, line.bell(), lease.as_ref().map(Lease::table)) {
             Ok(()) => Some(line),
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => None,
             Err(_) => return,
@@ -188,7 +180,6 @@ impl Receivers {
         let is_older = |older: &&mut Peer| (older.from, older.to) == (from, to);
         self.all.iter_mut().filter(is_older).for_each(Peer::end);
         self.all.push(Peer { from, to, _lease: lease, line, reader });
-        self.version = self.version.wrapping_add(1);
         // A thread that sleeps for packets of the others asks this one too to ring.
         self.wake_fd.wake();
     }
@@ -203,34 +194,6 @@ impl Receivers {
         // All of them, also behind one that has packets. The thread that receives forgets peers that have ended.
         let is_awake = |peer: &&Peer| !peer.reader.may_sleep() || peer.line.is_none();
         self.all.iter().filter(is_awake).count() == 0
-    }
-
-    /// Takes the wake-ups of the peers that were asked for one and have nothing to read, or of `all`, and learns which have ended.
-    pub(in crate::link) fn clear(&mut self, all: bool) {
-        for peer in self.all.iter_mut().filter(|peer| all || !peer.reader.is_rung()) {
-            peer.hear(if all { MANY } else { 1 });
-        }
-    }
-
-    /// Learns which peers have ended, and takes no wake-up from a thread that waits for one.
-    pub(in crate::link) fn look_for_ends(&mut self) {
-        for peer in &mut self.all {
-            if peer.line.as_ref().is_some_and(|line| is_hung_up(line.connection())) {
-                peer.end();
-            }
-        }
-        self.part();
-    }
-
-    pub(in crate::link) fn version(&self) -> u32 {
-        self.version
-    }
-
-    /// The connections that tell of packets, if they are few.
-    pub(in crate::link) fn few(&self) -> Option<Vec<Arc<OwnedFd>>> {
-        let lines =
-            self.all.iter().filter_map(|peer| Some(peer.line.as_ref()?.connection().clone()));
-        (self.all.len() <= FEW).then(|| lines.collect())
     }
 
     /// Whether [`take_gone`](Self::take_gone) has something.

@@ -116,10 +116,10 @@ impl Writer {
         }
         self.published = self.written;
         let header = self.mapping.header();
-        header.written.0.store(self.written, Ordering::Release);
+        header.front.written.store(self.written, Ordering::Release);
         // Either this sees that the reader sleeps, or the reader sees the packets (`Reader::may_sleep`).
         fence(Ordering::SeqCst);
-        let sleeping = &header.sleeping.0;
+        let sleeping = &header.front.sleeping;
         sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Relaxed) != 0
     }
 }
@@ -152,7 +152,7 @@ impl Reader {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.is_broken || self.mapping.header().written.0.load(Ordering::Acquire) == self.read
+        self.is_broken || self.mapping.header().front.written.load(Ordering::Acquire) == self.read
     }
 
     /// Whether the packets have their invariant CRC, as their writer says.
@@ -162,12 +162,12 @@ impl Reader {
 
     /// Whether the writer was asked to ring, and has not done so.
     pub(super) fn is_rung(&self) -> bool {
-        self.is_broken || self.mapping.header().sleeping.0.load(Ordering::Relaxed) == 1
+        self.is_broken || self.mapping.header().front.sleeping.load(Ordering::Relaxed) == 1
     }
 
     /// Asks to be woken. Returns false if there are packets already.
     pub(super) fn may_sleep(&self) -> bool {
-        self.mapping.header().sleeping.0.store(1, Ordering::Relaxed);
+        self.mapping.header().front.sleeping.store(1, Ordering::Relaxed);
         // See `Writer::publish`.
         fence(Ordering::SeqCst);
         self.is_empty()
@@ -185,7 +185,7 @@ impl Reader {
 
     fn read_some(&mut self, most: usize, mut each: impl FnMut(&[u8])) -> Result<usize, Broken> {
         let header = self.mapping.header();
-        let mut unread = header.written.0.load(Ordering::Acquire).wrapping_sub(self.read);
+        let mut unread = header.front.written.load(Ordering::Acquire).wrapping_sub(self.read);
         let mut count = 0;
         while unread > 0 && count < most {
             let offset = self.read % ROOM;
@@ -348,8 +348,8 @@ mod tests {
                 let value = any[random.below(any.len() as u64) as usize];
                 let header = writer.mapping.header();
                 match random.below(4) {
-                    0 => header.written.0.store(value, Ordering::Relaxed),
-                    1 => header.written.0.store(writer.written ^ 4, Ordering::Relaxed),
+                    0 => header.front.written.store(value, Ordering::Relaxed),
+                    1 => header.front.written.store(writer.written ^ 4, Ordering::Relaxed),
                     _ => {
                         let at = random.below(end / UNIT as u64) as usize * UNIT;
                         writer.mapping.length_at(at).store(value, Ordering::Relaxed);

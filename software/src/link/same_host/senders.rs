@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use ibverbs::device::forks;
 
 use super::direct_access::{OneSided, Reach};
 use super::ring::Writer;
-use super::{Heard, Listener, MOST, connect, introduce, is_quiet, listen, own_process, wake};
+use super::{Heard, Listener, MOST, connect, introduce, is_quiet, listen, own_process};
+use crate::files::Bell;
 use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
 
@@ -40,8 +41,8 @@ enum Path {
 pub(in crate::link) struct Connection {
     connection: OwnedFd,
     writer: Writer,
-    /// The other side has let us in.
-    is_answered: bool,
+    /// Wakes the other side, which has let us in and sent it. `None`: it has not answered.
+    bell: Option<Bell>,
     /// This process's access to the memory of the process with this number.
     reach: Option<Reach>,
     process: libc::pid_t,
@@ -72,7 +73,7 @@ impl Connection {
         Some(Self {
             connection,
             writer,
-            is_answered: false,
+            bell: None,
             reach: None,
             process,
             looked: now,
@@ -83,9 +84,13 @@ impl Connection {
         })
     }
 
+    fn is_answered(&self) -> bool {
+        self.bell.is_some()
+    }
+
     /// Whether the other process is gone. It is looked up now and then, while it has not answered or does not read.
     fn is_gone(&mut self) -> bool {
-        let reads = self.is_answered && self.writer.is_empty();
+        let reads = self.is_answered() && self.writer.is_empty();
         if reads || self.looked.elapsed() < LOOK {
             return false;
         }
@@ -97,13 +102,18 @@ impl Connection {
     fn is_cut_off(&mut self) -> bool {
         match listen(&self.connection) {
             Heard::Nothing => false,
-            Heard::Answer(table) if !self.is_answered => {
-                self.is_answered = true;
+            Heard::Answer(bell, table) if !self.is_answered() => {
+                self.bell = Some(bell);
                 self.reach = table.and_then(|table| Reach::new(&table, self.process).ok());
                 self.unanswered = Vec::new();
                 false
             }
-            Heard::Answer(_) | Heard::End => true,
+            Heard::Answer(..) | Heard::End => {
+                // Of two calls, the second one finds this too.
+                // SAFETY: no memory is involved.
+                unsafe { libc::shutdown(self.connection.as_raw_fd(), libc::SHUT_RDWR) };
+                true
+            }
         }
     }
 
@@ -113,7 +123,7 @@ impl Connection {
     ///
     /// As there.
     unsafe fn carry_out(&mut self, request: &OneSided, local: &[libc::iovec]) -> io::Result<bool> {
-        if !self.is_answered && self.is_cut_off() {
+        if !self.is_answered() && self.is_cut_off() {
             return Ok(false);
         }
         let Some(reach) = &self.reach else { return Ok(false) };
@@ -142,7 +152,7 @@ impl Connection {
         let fits = self.writer.write(packet);
         if fits {
             self.is_stuck = false;
-            if !self.is_answered {
+            if !self.is_answered() {
                 self.unanswered.push(packet.to_vec());
             }
         }
@@ -180,10 +190,10 @@ impl Connection {
             return true;
         }
         // A process answers before it asks to be woken.
-        if !self.is_answered && self.is_cut_off() {
+        if !self.is_answered() && self.is_cut_off() {
             return false;
         }
-        wake(&self.connection);
+        self.bell.iter().for_each(Bell::ring);
         true
     }
 
@@ -194,7 +204,7 @@ impl Connection {
 
     /// The packets that the other side has certainly not read, as it was never there to read.
     fn take_back(self) -> impl Iterator<Item = Vec<u8>> {
-        let refused = !self.is_answered;
+        let refused = !self.is_answered();
         self.unanswered.into_iter().chain(self.waiting).filter(move |_| refused)
     }
 }
@@ -263,7 +273,7 @@ impl Senders {
             }
             Some(Path::Ring(ring)) => {
                 if ring.is_gone() {
-                    let was_there = ring.is_answered;
+                    let was_there = ring.is_answered();
                     self.forget(from, to);
                     if was_there {
                         self.open(from, to);
@@ -356,7 +366,7 @@ impl Senders {
     #[cfg(test)]
     pub(super) fn is_answered(&mut self, from: IpAddr, to: IpAddr) -> bool {
         let Some(Path::Ring(ring)) = self.paths.get_mut(&(from, to)) else { return false };
-        !ring.is_cut_off() && ring.is_answered
+        !ring.is_cut_off() && ring.is_answered()
     }
 
     /// Whether there is a ring to an address.

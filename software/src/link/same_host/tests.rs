@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,21 +11,21 @@ use ibverbs::{CompletionChannel, CompletionQueue, WorkCompletion};
 use super::ring::Writer;
 use super::senders::{Connection, LOOK};
 use super::{
-    Heard, Listener, MOST, Receivers, Senders, connect, introduce, listen, name, reserve, send,
-    wake,
+    Heard, Listener, MOST, Receivers, Senders, WELCOME, answer, connect, introduce, is_hung_up,
+    listen, name, reserve, send,
 };
 use crate::device::Device;
 use crate::event_files::before_sleep;
-use crate::files::{WakeFd, wait, wait_for};
+use crate::files::{Bell, Epoll, WakeFd, Waker, wait, wait_for};
 use crate::link::namespace::namespace;
 use crate::link::neighbours::{Inbox, Place};
 use crate::link::socket::open_own;
 use crate::link::{no_process_starts, own_address};
 use crate::transport::events::{self, Record};
-use crate::wire::Packet;
+use crate::wire::{PORT, Packet};
 
 fn new_receivers() -> Receivers {
-    Receivers::new(Arc::new(WakeFd::new().unwrap()))
+    Receivers::new(Arc::new(WakeFd::new().unwrap()), Arc::new(Epoll::new().unwrap()))
 }
 
 fn listener(address: IpAddr) -> Arc<Listener> {
@@ -34,7 +34,8 @@ fn listener(address: IpAddr) -> Arc<Listener> {
 
 /// The readable descriptors.
 fn ready(receivers: &Receivers) -> Vec<c_int> {
-    let mut files: Vec<_> = receivers.pending().map(|file| wait_for(file.as_raw_fd())).collect();
+    let pending = receivers.pending().map(|file| wait_for(file.as_raw_fd()));
+    let mut files: Vec<_> = pending.chain([wait_for(receivers.ends().fd())]).collect();
     wait(&mut files, Some(Duration::ZERO));
     files.iter().filter(|file| file.revents != 0).map(|file| file.fd).collect()
 }
@@ -44,7 +45,6 @@ fn attend(receivers: &mut Receivers, to: IpAddr, listener: &Listener) {
     receivers.open(to, listener);
     let ready = ready(receivers);
     receivers.attend(|fd| ready.contains(&fd));
-    receivers.look_for_ends();
 }
 
 /// The senders of the device with this address.
@@ -64,10 +64,9 @@ fn clear(senders: &mut Senders, from: IpAddr, listener: &Arc<Listener>) {
 }
 
 /// Whether it was woken, which is forgotten.
-fn has_rung(receivers: &mut Receivers) -> bool {
-    let rung = receivers.wake_fd().is_readable();
+fn has_rung(receivers: &Receivers) -> bool {
+    let rung = wait(&mut [wait_for(receivers.wake_fd().fd())], Some(Duration::ZERO));
     receivers.wake_fd().clear();
-    receivers.clear(true);
     rung
 }
 
@@ -109,7 +108,7 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     attend(&mut receivers, to, &opened);
     attend(&mut receivers, to, &opened);
     assert!(senders.send_rest() && senders.is_done());
-    assert!(has_rung(&mut receivers), "who sleeps already does not know of it");
+    assert!(has_rung(&receivers), "who sleeps already does not know of it");
     let ring = senders.ring(from, to).expect("it was admitted");
     ring.send_all(&mut [packet(2)]);
     let expected = [1, 2].map(|number| (from, to, vec![number; 20]));
@@ -118,9 +117,9 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     // The wake-up descriptor wakes the reader, once.
     assert!(receivers.may_sleep() && receivers.all_ring());
     ring.send_all(&mut [packet(3)]);
-    assert!(!receivers.all_ring() && has_rung(&mut receivers));
+    assert!(!receivers.all_ring() && has_rung(&receivers));
     ring.send_all(&mut [packet(4)]);
-    assert!(!has_rung(&mut receivers) && !receivers.may_sleep());
+    assert!(!has_rung(&receivers) && !receivers.may_sleep());
     assert!(ready(&receivers).is_empty());
     assert_eq!(received(&mut receivers).len(), 2);
 
@@ -456,12 +455,7 @@ fn wait_until(mut is_true: impl FnMut() -> bool) {
 fn who_sleeps_until_an_event_stands_in() {
     let mut connection = Guest::new("stands-in", [53, 54]);
     connection.device.shared().driver().stop();
-    wait_until(|| {
-        let threads = std::fs::read_dir("/proc/self/task").unwrap();
-        let mut names = threads
-            .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
-        !names.any(|name| name == "stands-in\n")
-    });
+    wait_until(|| !has_thread("stands-in"));
     let file = connection.channel.as_raw_fd();
     std::thread::scope(|scope| {
         let sleeps = scope.spawn(move || before_sleep(&[file], None));
@@ -516,6 +510,93 @@ fn who_stands_in_is_rung_again() {
     });
 }
 
+/// The thread that stands in waits for the files that it is given, whatever had their numbers before.
+#[test]
+fn who_stands_in_sleeps_for_the_files_of_now() {
+    let device = Device::builder().name("of-now").address(own_address(61)).build().unwrap();
+    let channel = CompletionChannel::new(device.open().unwrap()).unwrap();
+    let event = channel.as_raw_fd();
+    // An epoll set refuses this file. It is readable, and the caller finds that out.
+    let number: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
+    before_sleep(&[number.as_raw_fd(), event], None);
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        // SAFETY: a plain system call; both numbers are this test's. What had the number before is open still.
+        assert!(unsafe { libc::dup2(reader.as_raw_fd(), number.as_raw_fd()) } >= 0);
+        kept.push(reader);
+        let files = [number.as_raw_fd(), event];
+        std::thread::scope(|scope| {
+            let sleeps = scope.spawn(move || before_sleep(&files, None));
+            wait_until(|| device.shared().driver().is_helped());
+            std::io::Write::write_all(&mut writer, &[1]).unwrap();
+            sleeps.join().unwrap();
+        });
+    }
+}
+
+/// A queue's files are named once, and again after they were readable; another queue may have their numbers later.
+#[test]
+fn who_sleeps_for_a_queue_names_its_files_once() {
+    let device = Device::builder().name("named").address(own_address(13)).build().unwrap();
+    let context = device.open().unwrap();
+    let _queue = CompletionQueue::builder(&context, 1).own_channel().build().unwrap();
+    let driver = device.shared().driver();
+    let number = device.lock().core.cqs.iter().next().unwrap().0;
+    let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let (other, mut kept) = (Waker::new().unwrap(), Vec::new());
+    let files = [file.as_raw_fd(), other.fd()];
+    for serial in [1 << 40, 2 << 40] {
+        let waker = Waker::new().unwrap();
+        // SAFETY: a plain system call; both numbers are this test's.
+        assert!(unsafe { libc::dup2(waker.fd(), file.as_raw_fd()) } >= 0);
+        let sleep = |until| driver.sleep_for(device.shared(), (number, serial), &files, until);
+        for _ in 0..3 {
+            std::thread::scope(|scope| {
+                let sleeps = scope.spawn(|| sleep(None));
+                wait_until(|| driver.is_helped());
+                waker.wake();
+                assert!(!sleeps.join().unwrap());
+            });
+            waker.clear();
+            let until = Instant::now() + Duration::from_millis(1);
+            assert!(!sleep(Some(until)) && Instant::now() >= until, "nothing is readable");
+        }
+        kept.push(waker);
+    }
+}
+
+/// It also waits for the sockets that the device has now.
+#[test]
+fn who_stands_in_receives_datagrams() {
+    let addresses = [62, 63].map(own_address);
+    let device = Device::builder().name("datagrams").address(addresses[0]).build().unwrap();
+    let channel = CompletionChannel::new(device.open().unwrap()).unwrap();
+    let event = channel.as_raw_fd();
+    device.shared().driver().stop();
+    wait_until(|| !has_thread("datagrams"));
+    let stranger = std::net::UdpSocket::bind((own_address(61), 0)).unwrap();
+    for (address, packets) in addresses.into_iter().zip(1..) {
+        device.set_addresses(1, [address]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || before_sleep(&[event], None));
+            let _end = Put(event);
+            wait_until(|| device.shared().driver().is_helped());
+            stranger.send_to(&[1; 20], (address, PORT)).unwrap();
+            wait_until(|| device.counters().packets_received == packets);
+        });
+        before_sleep(&[event], None);
+        assert_eq!(events::take_back(event, |_| true), 1);
+    }
+}
+
+fn has_thread(name: &str) -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let mut names =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.any(|found| found.trim_end() == name)
+}
+
 /// Puts an event into a file when it is dropped.
 struct Put(c_int);
 
@@ -534,8 +615,16 @@ fn the_thread_hears_a_wake_up_once() {
     wait_until(|| !wait(&mut [wait_for(waker.fd())], Some(Duration::ZERO)));
 }
 
-/// A process wakes this one as often as it likes, and sends messages that none sends. The thread that waits is woken, but no longer
-/// than that process lives.
+/// The bell that a process has been sent with the answer.
+fn answered(connection: &OwnedFd) -> Bell {
+    match listen(connection) {
+        Heard::Answer(bell, None) => bell,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A process wakes this one as often as it likes, reads its bell, and sends messages that nobody waits for. The thread that waits is
+/// woken, by others as before, and no longer than that process lives.
 #[test]
 fn a_process_that_wakes_for_nothing_is_heard_and_forgotten() {
     let _files = no_process_starts();
@@ -550,21 +639,77 @@ fn a_process_that_wakes_for_nothing_is_heard_and_forgotten() {
     attend(&mut receivers, to, &opened);
     attend(&mut receivers, to, &opened);
     assert_eq!(receivers.count(), 2);
-    assert!(receivers.may_sleep());
+    assert!(has_rung(&receivers) && receivers.may_sleep());
+    let bell = answered(&connection);
     for _ in 0..10_000 {
-        wake(&connection);
+        bell.ring();
     }
-    assert!(has_rung(&mut receivers) && !has_rung(&mut receivers), "all are taken at once");
-    honest.ring(other, to).unwrap().send_all(&mut [packet(1)]);
-    assert!(has_rung(&mut receivers), "others wake it as before");
-    assert_eq!(received(&mut receivers).len(), 1);
+    assert!(has_rung(&receivers) && !has_rung(&receivers), "all are taken at once");
+    let mut count = [0; 8];
+    // SAFETY: eight bytes are read into a live variable.
+    assert_eq!(unsafe { libc::read(bell.as_fd().as_raw_fd(), count.as_mut_ptr().cast(), 8) }, 8);
+    assert_eq!(u64::from_ne_bytes(count), 1, "nothing is ever added");
+    bell.ring();
+    assert!(!has_rung(&receivers), "it does not wake by a bell that it has silenced");
     // SAFETY: a plain system call for a socket of this test's.
     assert_eq!(unsafe { libc::send(connection.as_raw_fd(), [0_u8; 9].as_ptr().cast(), 9, 0) }, 9);
-    assert!(
-        has_rung(&mut receivers) && !receivers.may_sleep() && received(&mut receivers).is_empty()
-    );
-    assert!(!has_rung(&mut receivers) && receivers.count() == 1);
-    assert_eq!(receivers.take_gone(), [from]);
+    assert!(!has_rung(&receivers) && ready(&receivers).is_empty());
+    honest.ring(other, to).unwrap().send_all(&mut [packet(1)]);
+    assert!(has_rung(&receivers), "others wake it as before");
+    assert_eq!(received(&mut receivers).len(), 1);
+    // Its end is no wake-up, but is seen behind what it has sent.
+    drop(connection);
+    assert!(receivers.may_sleep() && !has_rung(&receivers));
+    attend(&mut receivers, to, &opened);
+    assert_eq!((receivers.count(), receivers.take_gone()), (1, vec![from]));
+    assert!(ready(&receivers).is_empty());
+}
+
+/// The process that answers has the bell too: it may fill it, and ask for writes that block. Nobody waits for it.
+#[test]
+fn a_full_bell_is_rung_without_waiting() {
+    let bell = Bell::new().unwrap();
+    let file = bell.as_fd();
+    let most = (u64::MAX - 1 - 1).to_ne_bytes();
+    // SAFETY: plain system calls for a descriptor of this test's, with a live buffer of that size.
+    unsafe {
+        assert_eq!(libc::write(file.as_raw_fd(), most.as_ptr().cast(), 8), 8);
+        assert_eq!(libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0), 0);
+    }
+    let (sender, rung) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        bell.ring();
+        sender.send(()).unwrap();
+    });
+    rung.recv_timeout(Duration::from_secs(60)).expect("it waits for the reader");
+}
+
+/// A process answers with a file that is no bell, or with none: it is not written to, and packets go another way.
+#[test]
+fn an_answer_without_a_bell_ends_the_connection() {
+    let _files = no_process_starts();
+    let (from, to) = (own_address(59), own_address(60));
+    let opened = listener(to);
+    let own = listener(from);
+    let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+    let ring = Writer::create().unwrap().1;
+    let socket = super::socket().unwrap();
+    let (_reader, pipe) = std::io::pipe().unwrap();
+    let files: [Option<OwnedFd>; 5] =
+        [None, Some(null.into()), Some(ring), Some(socket), Some(pipe.into())];
+    for file in files {
+        let mut senders = senders_of(from, &own);
+        assert!(senders.ring(from, to).is_some());
+        let connection = super::accept(&*opened).unwrap();
+        send(&connection, WELCOME, file.iter().collect::<Vec<_>>().as_slice()).unwrap();
+        assert_eq!([(); 2].map(|()| senders.is_unread(from, to)), [None; 2], "{file:?}");
+        assert!(is_hung_up(&connection), "{file:?}");
+    }
+    let mut senders = senders_of(from, &own);
+    assert!(senders.ring(from, to).is_some());
+    let connection = super::accept(&*opened).unwrap();
+    answer(&connection, &Bell::new().unwrap(), None).unwrap();
+    assert!(senders.is_answered(from, to));
 }
 
 /// While one thread stands in and leaves, others may wait for the events of other queues.

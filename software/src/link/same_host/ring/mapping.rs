@@ -30,14 +30,21 @@ const MFD_NOEXEC_SEAL: u32 = 8;
 #[repr(C, align(64))]
 pub(super) struct Line(pub(super) AtomicU32);
 
+/// A writer that has written looks whether the reader sleeps, and a reader that goes to sleep looks whether something was written: both
+/// fields are on one cache line.
+#[repr(C, align(64))]
+pub(super) struct Front {
+    /// How far the writer is; changed by the writer.
+    pub(super) written: AtomicU32,
+    /// 1 if the reader wants to be woken; set by the reader, cleared by the sender that wakes it.
+    pub(super) sleeping: AtomicU32,
+}
+
 #[repr(C)]
 pub(super) struct Header {
-    /// How far the writer is; changed by the writer.
-    pub(super) written: Line,
+    pub(super) front: Front,
     /// How far the reader is; changed by the reader.
     pub(super) read: Line,
-    /// 1 if the reader wants to be woken; set by the reader, cleared by the sender that wakes it.
-    pub(super) sleeping: Line,
     /// 1 if the packets have their invariant CRC; set by the writer.
     pub(super) sealed: Line,
     /// The writer's present lease of the reader's memory, or 0 (`direct_access`); set by the writer.
