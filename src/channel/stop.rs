@@ -262,6 +262,8 @@ impl Core {
         let mut polled = Ok(());
         if let ScopeExit::Wait(_) = exit {
             polled = match self.settle_last() {
+                // It was the last one.
+                Some(true) if !self.unreported.unpolled.get() => return Ok(()),
                 Some(true) => Ok(()),
                 Some(false) => self.settle_scope_on(),
                 None => self.settle_scope(),

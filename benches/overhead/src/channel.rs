@@ -231,22 +231,21 @@ pub(crate) fn reads(rig: &mut PagesRig, operations: u64) -> Result<u64, Transpor
     }
     let mut sum = 0;
     let result = channel.scope(|scope| {
-        let mut flying = [const { None }; READS];
-        let mut take = |pending: ScopedPendingWork<'_, _>| {
-            let (page, success) = pending.wait()?;
-            sum += u64::from(success.byte_len()) / PAGE as u64 * LENGTH as u64;
-            Ok::<_, TransportError>(page)
-        };
-        for operation in 0..operations {
+        let mut flying = [const { None::<ScopedPendingWork<'_, _>> }; READS];
+        // Each place in turn: a wait for its last read, then the next one. Beyond `operations` there are only waits.
+        for operation in 0..operations + READS as u64 {
             let place = operation as usize % READS;
             let page = match flying[place].take() {
-                Some(pending) => take(pending)?,
+                Some(pending) => {
+                    let (page, success) = pending.wait()?;
+                    sum += u64::from(success.byte_len()) / PAGE as u64 * LENGTH as u64;
+                    page
+                }
                 None => free[place].take().ok_or(TransportError::UnknownWork)?,
             };
-            flying[place] = Some(scope.post_read(page, remote)?);
-        }
-        for pending in flying.into_iter().flatten() {
-            take(pending)?;
+            if operation < operations {
+                flying[place] = Some(scope.post_read(page, remote)?);
+            }
         }
         Ok(())
     });
