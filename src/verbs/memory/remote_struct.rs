@@ -185,7 +185,7 @@ impl<T: Element> TryFrom<RemoteMemoryRegion> for RemoteElement<T> {
 }
 
 macro_rules! plain_data {
-    ($($name:ident $field:ident),+) => {$(
+    ($($name:ident),+) => {$(
         impl<T> From<$name<T>> for RemoteMemoryRegion {
             fn from(typed: $name<T>) -> Self {
                 typed.region
@@ -217,7 +217,7 @@ macro_rules! plain_data {
     )+};
 }
 
-plain_data!(RemoteRegion elements, RemoteElement value);
+plain_data!(RemoteRegion, RemoteElement);
 
 impl<T, F> Clone for Field<T, F> {
     fn clone(&self) -> Self {

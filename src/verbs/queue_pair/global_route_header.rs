@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::base::{Error, Result, ffi};
+use crate::base::{Error, Result, debug, ffi};
 use crate::verbs::device::Gid;
 use crate::verbs::settings::FlowLabel;
 
@@ -147,15 +147,10 @@ fn checksum(header: &[u8; 20]) -> u16 {
     (sum + (sum >> 16)) as u16
 }
 
-impl std::fmt::Debug for GlobalRouteHeader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GlobalRouteHeader")
-            .field("source", &self.source())
-            .field("destination", &self.destination())
-            .field("traffic_class", &self.traffic_class())
-            .field("hop_limit", &self.hop_limit())
-            .finish_non_exhaustive()
-    }
+debug! {
+    GlobalRouteHeader, self,
+    source: self.source(), destination: self.destination(),
+    traffic_class: self.traffic_class(), hop_limit: self.hop_limit(), ..
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ impl<T: Transport> QueuePair<'_, T> {
 }
 
 macro_rules! known {
-    ($($(#[$meta:meta])* $object:ty $(, $transport:ident)?: $field:ident, $raw:ident $(, $mask:expr)?;)+) => {$(
+    ($($(#[$meta:meta])* $object:ty $(, $transport:ident)?: $field:ident = $kind:ident, $raw:ident $(, $mask:expr)?;)+) => {$(
         impl$(<$transport: Transport>)? $object {
             /// `mlx5dv_init_obj`: what mlx5 knows of the object, as C struct: numbers, and addresses of queues and
             /// doorbells. They are valid while the object is; optional fields only if their bit is set in `comp_mask`.
@@ -95,7 +95,7 @@ macro_rules! known {
                 let mut object = ffi::mlx5dv_obj::default();
                 object.$field.in_ = self.as_raw();
                 object.$field.out = &mut out;
-                let kind = known!(@kind $field);
+                let kind = ffi::mlx5dv_obj_type::$kind;
                 // SAFETY: the object is live, and `out` is writable.
                 let returned = unsafe { ffi::mlx5dv_init_obj(&mut object, kind.0.into()) };
                 ffi::status(VERB, returned).map_err(|error| explain(VERB, error))?;
@@ -103,20 +103,14 @@ macro_rules! known {
             }
         }
     )+};
-    (@kind qp) => { ffi::mlx5dv_obj_type::MLX5DV_OBJ_QP };
-    (@kind cq) => { ffi::mlx5dv_obj_type::MLX5DV_OBJ_CQ };
-    (@kind srq) => { ffi::mlx5dv_obj_type::MLX5DV_OBJ_SRQ };
-    (@kind dm) => { ffi::mlx5dv_obj_type::MLX5DV_OBJ_DM };
-    (@kind ah) => { ffi::mlx5dv_obj_type::MLX5DV_OBJ_AH };
-    (@kind pd) => { ffi::mlx5dv_obj_type::MLX5DV_OBJ_PD };
 }
 
 known! {
-    QueuePair<'_, T>, T: qp, mlx5dv_qp, mlx5dv_qp_comp_mask(7);
+    QueuePair<'_, T>, T: qp = MLX5DV_OBJ_QP, mlx5dv_qp, mlx5dv_qp_comp_mask(7);
     /// After it the program polls the queue by itself: destroying a queue pair leaves its completions in it.
-    CompletionQueue<'_>: cq, mlx5dv_cq;
-    SharedReceiveQueue<'_>: srq, mlx5dv_srq, mlx5dv_srq_comp_mask::MLX5DV_SRQ_MASK_SRQN;
-    DeviceMemory<'_>: dm, mlx5dv_dm, mlx5dv_dm_comp_mask::MLX5DV_DM_MASK_REMOTE_VA;
-    AddressHandle<'_>: ah, mlx5dv_ah;
-    ProtectionDomain<'_>: pd, mlx5dv_pd;
+    CompletionQueue<'_>: cq = MLX5DV_OBJ_CQ, mlx5dv_cq;
+    SharedReceiveQueue<'_>: srq = MLX5DV_OBJ_SRQ, mlx5dv_srq, mlx5dv_srq_comp_mask::MLX5DV_SRQ_MASK_SRQN;
+    DeviceMemory<'_>: dm = MLX5DV_OBJ_DM, mlx5dv_dm, mlx5dv_dm_comp_mask::MLX5DV_DM_MASK_REMOTE_VA;
+    AddressHandle<'_>: ah = MLX5DV_OBJ_AH, mlx5dv_ah;
+    ProtectionDomain<'_>: pd = MLX5DV_OBJ_PD, mlx5dv_pd;
 }
