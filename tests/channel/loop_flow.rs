@@ -13,7 +13,10 @@ use crate::loops::{Loops, next};
 use crate::software::Software;
 
 /// Two channels with flow control, which do not survive a message without a receive.
-fn connected<B: LoopBuffer<PooledBuffer>>(loops: &Loops<Software, B>) -> [Channel<'static>; 2] {
+fn connected<B>(loops: &Loops<Software, B>) -> [Channel<'static>; 2]
+where
+    PooledBuffer: LoopBuffer<B>,
+{
     let with = |builder: ibverbs::ChannelBuilder<'static>| {
         builder.flow_control(true).max_rnr_retries(MaxRnrRetries::NONE)
     };
@@ -21,7 +24,10 @@ fn connected<B: LoopBuffer<PooledBuffer>>(loops: &Loops<Software, B>) -> [Channe
     crate::pair::connect(with(here), with(there)).into()
 }
 
-fn connect<B: LoopBuffer<PooledBuffer>>(loops: &mut Loops<Software, B>) -> (ChannelId, ChannelId) {
+fn connect<B>(loops: &mut Loops<Software, B>) -> (ChannelId, ChannelId)
+where
+    PooledBuffer: LoopBuffer<B>,
+{
     let [one, two] = connected(loops);
     (loops.here.add(one).unwrap(), loops.peers.add(two).unwrap())
 }

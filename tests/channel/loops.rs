@@ -34,7 +34,10 @@ impl<D: TestDevice> Loops<D> {
     }
 }
 
-impl<D: TestDevice, B: LoopBuffer<PooledBuffer>> Loops<D, B> {
+impl<D: TestDevice, B> Loops<D, B>
+where
+    PooledBuffer: LoopBuffer<B>,
+{
     fn with(device: D) -> Self {
         let domain = domain(&device);
         let pool = BufferPool::new(&domain, LEN, 64, AccessFlags::empty()).unwrap();

@@ -23,7 +23,10 @@ struct Loops<B> {
     domain: Arc<ibverbs::ProtectionDomain<'static>>,
 }
 
-impl<B: LoopBuffer<PooledBuffer>> Loops<B> {
+impl<B> Loops<B>
+where
+    PooledBuffer: LoopBuffer<B>,
+{
     fn new() -> Self {
         let domain = domain();
         let pool = BufferPool::new(&domain, 8, 8, AccessFlags::empty()).unwrap();

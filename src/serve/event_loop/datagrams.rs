@@ -14,8 +14,8 @@ use crate::channel::parts::{
     DatagramEnd, DatagramPort, Directed, EndKind, KeptSend, Link, Refused,
 };
 use crate::channel::{
-    Channel, DatagramsBuilder, EndDestination, IntoSend, OperationError, OwnedBuffer,
-    TransportError, WorkRequest,
+    Channel, DatagramsBuilder, EndDestination, IntoSend, OperationError, TransportError,
+    WorkRequest,
 };
 use crate::verbs::completion::WorkSuccess;
 use crate::verbs::operation::{DatagramDestination, Destination, SendQueueRequest, To};
@@ -82,8 +82,7 @@ impl<'res, B> Loop<'res, B> {
         token: u64,
     ) -> Result<(), OperationError<B>>
     where
-        KeptSend<M>: OwnedBuffer,
-        B: LoopBuffer<KeptSend<M>>,
+        KeptSend<M>: LoopBuffer<B>,
     {
         self.post_to(end, message.into_send(), destination, token)
     }
@@ -99,17 +98,13 @@ impl<'res, B> Loop<'res, B> {
     ///    for ends of another transport.
     #[doc(alias = "ibv_wr_start")]
     #[doc(alias = "mlx5dv_wr_set_dc_addr")]
-    pub fn post_to<R: WorkRequest + SendQueueRequest>(
+    pub fn post_to<R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest>(
         &mut self,
         end: ChannelId,
         request: R,
         destination: &impl EndDestination,
         token: u64,
-    ) -> Result<(), OperationError<B>>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<(), OperationError<B>> {
         let posted = match self.handle_to(end, destination) {
             Ok((handle, functions)) => {
                 let directed = Directed::new(request, destination.peer(&handle), functions);
@@ -138,18 +133,14 @@ impl<'res, B> Loop<'res, B> {
         Ok((handle, functions))
     }
 
-    fn post_by<R: WorkRequest + SendQueueRequest, P: Destination>(
+    fn post_by<R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest, P: Destination>(
         &mut self,
         end: ChannelId,
         directed: Directed<To<R, P>>,
         handle: &Arc<AddressHandle<'res>>,
         state: State,
         token: u64,
-    ) -> Result<u64, Refused<R>>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<u64, Refused<R>> {
         let posted = self.post_as::<_, Refused<Directed<_>>>(end, directed, state, token);
         let first = self.table.entries.get(end.index()).map_or(0, |entry| entry.first_slot);
         let of_end = self.datagram_end(end);
@@ -170,18 +161,14 @@ impl<'res, B> Loop<'res, B> {
     }
 
     #[cfg(feature = "async")]
-    pub(crate) fn post_task_to<R: WorkRequest + SendQueueRequest>(
+    pub(crate) fn post_task_to<R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest>(
         &mut self,
         end: ChannelId,
         request: R,
         (destination, functions): (&impl EndDestination, u64),
         handle: &Arc<AddressHandle<'res>>,
         waker: &mut Option<Waker>,
-    ) -> Result<u64, Refused<R>>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<u64, Refused<R>> {
         let directed = Directed::new(request, destination.peer(handle), functions);
         let number = self.post_by(end, directed, handle, State::Task, 0)?;
         self.keep_waker(number, waker);

@@ -119,27 +119,30 @@ debug! {
     channel: self.channel, token: self.token, result: self.result(), ..
 }
 
-/// The buffer type of a [`Loop`](crate::Loop) that keeps buffers of type `K`. Every [`OwnedBuffer`] is
-/// kept as itself at no cost, or as an [`AnyBuffer`].
+/// A buffer that a [`Loop`](crate::Loop) keeps as a `B`. Every [`OwnedBuffer`] is kept as itself at no cost, or as an
+/// [`AnyBuffer`].
 ///
 /// The trait is sealed: a program's own buffer implements `OwnedBuffer` to be kept.
 #[diagnostic::on_unimplemented(
-    message = "a `Loop<{Self}>` does not keep `{K}`",
-    label = "the buffers of this loop are of another type",
-    note = "a `Loop<AnyBuffer>` keeps buffers of every type, also the `()` of an `Inline` request"
+    message = "a `Loop<{B}>` does not keep `{Self}`",
+    label = "a buffer without borrowed parts is needed here, of the type that the loop keeps",
+    note = "a `Loop<AnyBuffer>` keeps owned buffers of every type, also the `()` of an `Inline` request",
+    note = "several pieces are a `Vec`, an array or a tuple of `PooledBuffer`s or of `MemoryRange`s",
+    note = "in a scope, operations borrow their buffers: `channel.scope(|scope| scope.post(..))`"
 )]
-pub trait LoopBuffer<K>: Keep<K> + Send + 'static {}
+pub trait LoopBuffer<B>: Keep<B> {}
 
-#[diagnostic::do_not_recommend]
-impl<K, B: Keep<K> + Send + 'static> LoopBuffer<K> for B {}
+impl<B, K: Keep<B>> LoopBuffer<B> for K {}
 
 mod sealed {
-    /// A post calls it when the device already has the request: no code of the program may run here.
-    pub trait Keep<K> {
-        fn keep(kept: K) -> Self;
+    use crate::channel::OwnedBuffer;
+
+    pub trait Keep<B>: OwnedBuffer {
+        /// A post calls it when the device already has the request: no code of the program may run here.
+        fn keep(self) -> B;
 
         /// A list of this crate has received a message.
-        fn received(&mut self, _bytes: usize) {}
+        fn received(_kept: &mut B, _bytes: usize) {}
     }
 }
 
@@ -147,22 +150,22 @@ pub(crate) use sealed::Keep;
 
 impl<B: OwnedBuffer> Keep<B> for B {
     #[inline(always)]
-    fn keep(kept: B) -> B {
-        kept
+    fn keep(self) -> B {
+        self
     }
 
-    fn received(&mut self, bytes: usize) {
-        GatherBuffer::received(self, bytes);
+    fn received(kept: &mut B, bytes: usize) {
+        GatherBuffer::received(kept, bytes);
     }
 }
 
-impl<B: OwnedBuffer> Keep<B> for AnyBuffer {
+impl<B: OwnedBuffer> Keep<AnyBuffer> for B {
     #[inline(always)]
-    fn keep(kept: B) -> Self {
-        Self::new(kept)
+    fn keep(self) -> AnyBuffer {
+        AnyBuffer::new(self)
     }
 
-    fn received(&mut self, bytes: usize) {
-        Self::received(self, bytes);
+    fn received(kept: &mut AnyBuffer, bytes: usize) {
+        kept.received(bytes);
     }
 }

@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::thread;
 
 use super::Loop;
-use super::ended::{ChannelId, GONE, LoopBuffer, REMOVED, STOPPED};
+use super::ended::{ChannelId, GONE, Keep as _, LoopBuffer, REMOVED, STOPPED};
 use super::slots::{NEVER_FREE, ONE, State};
 use super::table::Table;
 use crate::base::{ffi, panics::catch};
 use crate::channel::parts::{Core, POLL_FAILURES, Queue};
-use crate::channel::{OwnedBuffer, TransportError, WorkRequest};
+use crate::channel::{TransportError, WorkRequest};
 use crate::verbs::memory::{GatherBuffer, keep};
 
 impl<B> Table<B> {
@@ -250,23 +250,19 @@ impl<B> Loop<'_, B> {
     /// Keeps a receive without posting it.
     #[cold]
     #[inline(never)]
-    pub(super) fn keep_unposted<R: WorkRequest>(
+    pub(super) fn keep_unposted<R: WorkRequest<Kept: LoopBuffer<B>>>(
         &mut self,
         channel: ChannelId,
         state: State,
         token: u64,
         mut buffer: R::Buffer,
-    ) -> Result<u64, R::Buffer>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<u64, R::Buffer> {
         let table = &mut self.table;
         let Some(index) = table.unposted_slot(channel) else { return Err(buffer) };
         let slot = &mut table.slots[index as usize];
         slot.number = slot.number.wrapping_add(ONE);
         (slot.token, slot.state, slot.kept) = (token, State::Unposted, buffer.kept_length());
-        slot.buffer.write(B::keep(keep(buffer)));
+        slot.buffer.write(keep(buffer).keep());
         slot.was = state;
         let number = slot.number;
         let unposted = &mut table.cold[channel.index()].unposted;

@@ -46,32 +46,24 @@ impl<B> Loop<'_, B> {
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub fn post<R: WorkRequest>(
+    pub fn post<R: WorkRequest<Kept: LoopBuffer<B>>>(
         &mut self,
         channel: ChannelId,
         request: R,
         token: u64,
-    ) -> Result<(), OperationError<B>>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<(), OperationError<B>> {
         self.post_as(channel, request, State::Token, token).map(drop)
     }
 
     /// Returns the operation's number.
     #[inline(always)]
-    pub(super) fn post_as<R: WorkRequest, E: From<Refused<R>>>(
+    pub(super) fn post_as<R: WorkRequest<Kept: LoopBuffer<B>>, E: From<Refused<R>>>(
         &mut self,
         channel: ChannelId,
         request: R,
         state: State,
         token: u64,
-    ) -> Result<u64, E>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<u64, E> {
         let (operation, buffer) = request.split();
         // Each path below moves it on.
         let mut buffer = ManuallyDrop::new(buffer);
@@ -100,7 +92,7 @@ impl<B> Loop<'_, B> {
         if const { is_received_list::<R>() } {
             // Unless a message comes, nothing has.
             buffer.received(0);
-            table.received = Some(<B as Keep<R::Kept>>::received);
+            table.received = Some(<R::Kept as Keep<B>>::received);
             table.slots[index].was = state;
         }
         // SAFETY: the entry and the slot exist, as found above, and no other reference to the slot does.
@@ -132,7 +124,7 @@ impl<B> Loop<'_, B> {
         }
         entry.next[queue] = slot.next;
         slot.state = in_flight::<R>(state);
-        slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
+        slot.buffer.write(keep(ManuallyDrop::into_inner(buffer)).keep());
         if is_listed {
             table.list_unsignaled(index as u32);
         }
@@ -141,17 +133,13 @@ impl<B> Loop<'_, B> {
 
     #[cold]
     #[inline(never)]
-    fn post_elsewhere<R: WorkRequest, E: From<Refused<R>>>(
+    fn post_elsewhere<R: WorkRequest<Kept: LoopBuffer<B>>, E: From<Refused<R>>>(
         &mut self,
         channel: ChannelId,
         request: R,
         state: State,
         token: u64,
-    ) -> Result<u64, E>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<u64, E> {
         let queue = const { queue_index(R::Operation::QUEUE) };
         let table = &mut self.table;
         let may_cover = R::Operation::QUEUE == Queue::Send && state == State::Token;
@@ -185,18 +173,14 @@ impl<B> Loop<'_, B> {
     /// Returns the error of a failed post. The slot of its number is still free.
     #[cold]
     #[inline(never)]
-    fn post_failed<R: WorkRequest, E: From<Refused<R>>>(
+    fn post_failed<R: WorkRequest<Kept: LoopBuffer<B>>, E: From<Refused<R>>>(
         &mut self,
         number: u64,
         state: State,
         returned: c_int,
         operation: R::Operation,
         buffer: ManuallyDrop<R::Buffer>,
-    ) -> E
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> E {
         let index = index_of(number) as usize;
         // Read here: living across the post would cost a move to the stack.
         let channel = self.table.slots[index].channel;
@@ -220,7 +204,7 @@ impl<B> Loop<'_, B> {
         // The future gets an error and no number.
         let is_of_task = matches!(state, State::Task | State::Message);
         slot.state = if is_of_task { State::Abandoned } else { in_flight::<R>(state) };
-        slot.buffer.write(B::keep(keep(ManuallyDrop::into_inner(buffer))));
+        slot.buffer.write(keep(ManuallyDrop::into_inner(buffer)).keep());
         if matches!(state, State::Unsignaled | State::Covers) {
             self.table.list_unsignaled(index as u32);
         }
@@ -249,18 +233,12 @@ pub(super) const fn queue_index(queue: Queue) -> usize {
 }
 
 /// A loop tells the pieces of such a list what they have received.
-const fn is_received_list<R: WorkRequest>() -> bool
-where
-    R::Kept: OwnedBuffer,
-{
+const fn is_received_list<R: WorkRequest<Kept: OwnedBuffer>>() -> bool {
     matches!(R::Operation::QUEUE, Queue::Receive) && <R::Kept as OwnedBuffer>::IS_LIST
 }
 
 #[inline(always)]
-fn in_flight<R: WorkRequest>(state: State) -> State
-where
-    R::Kept: OwnedBuffer,
-{
+fn in_flight<R: WorkRequest<Kept: OwnedBuffer>>(state: State) -> State {
     if const { is_received_list::<R>() } { State::List } else { state }
 }
 
@@ -285,13 +263,10 @@ fn refused<R: WorkRequest, E: From<Refused<R>>>(
     Refused::new(error, Some(R::join(operation, ManuallyDrop::into_inner(buffer)))).into()
 }
 
-impl<R: WorkRequest, B: LoopBuffer<R::Kept>> From<Refused<R>> for OperationError<B>
-where
-    R::Kept: OwnedBuffer,
-{
+impl<R: WorkRequest<Kept: LoopBuffer<B>>, B> From<Refused<R>> for OperationError<B> {
     #[cold]
     fn from(refused: Refused<R>) -> Self {
-        let buffer = refused.request.map(|request| B::keep(keep(request.split().1)));
+        let buffer = refused.request.map(|request| keep(request.split().1).keep());
         Self { error: refused.error, buffer }
     }
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Loop;
-use super::ended::{ChannelId, Ended, Failed, LoopBuffer};
+use super::ended::{ChannelId, Ended, Failed, Keep as _, LoopBuffer};
 use super::members::unknown;
 use super::post::{checked_list, queue_index};
 use super::ring::Ring;
@@ -19,7 +19,7 @@ use super::table::{Entry, Table};
 use super::waking::LoopWaker;
 use crate::base::{Error, Result, debug, ffi, sync::Mutex, trace::Hold};
 use crate::channel::parts::{Operation, OwnTemplates, Queue};
-use crate::channel::{OperationError, OwnedBuffer, TransportError, WorkRequest};
+use crate::channel::{OperationError, TransportError, WorkRequest};
 use crate::verbs::memory::keep;
 use crate::verbs::operation::SendQueueRequest;
 
@@ -57,13 +57,12 @@ impl<B> LoopSender<'_, B> {
     #[inline(always)]
     pub fn post<R>(&self, request: R, token: u64) -> Result<(), OperationError<B>>
     where
-        R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,
-        B: LoopBuffer<R::Kept>,
+        R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest,
     {
         let sends = &*self.sends;
         let (operation, mut buffer) = request.split();
         let list = checked_list::<R>(&sends.core.settings.limits, &operation, &mut buffer);
-        let buffer = B::keep(keep(buffer));
+        let buffer = keep(buffer).keep();
         let refused = |error, buffer| Err(OperationError { error, buffer: Some(buffer) });
         let mut list = match list {
             Ok(list) => list,

@@ -12,7 +12,7 @@ use super::table::{ColdState, Table};
 use super::waiters::{Deferred, Receiving, Tasks, Woken};
 use crate::base::ffi;
 use crate::channel::parts::{BATCH, NO_SLOT, Queue, Refused, count};
-use crate::channel::{OwnedBuffer, TransportError, TransportResult, WorkRequest};
+use crate::channel::{TransportError, TransportResult, WorkRequest};
 use crate::verbs::completion::WorkSuccess;
 
 pub(crate) enum DeferredStep<B> {
@@ -36,16 +36,12 @@ impl<B> Loop<'_, B> {
     ///
     /// Those of `post`, with the request.
     #[inline(always)]
-    pub(crate) fn post_task<R: WorkRequest>(
+    pub(crate) fn post_task<R: WorkRequest<Kept: LoopBuffer<B>>>(
         &mut self,
         channel: ChannelId,
         request: R,
         waker: &mut Option<Waker>,
-    ) -> Result<u64, Refused<R>>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<u64, Refused<R>> {
         let number = self.post_as(channel, request, State::Task, 0)?;
         self.keep_waker(number, waker);
         Ok(number)
@@ -57,15 +53,11 @@ impl<B> Loop<'_, B> {
     ///
     /// Those of `post`, with the request.
     #[inline(always)]
-    pub(crate) fn post_for_message<R: WorkRequest>(
+    pub(crate) fn post_for_message<R: WorkRequest<Kept: LoopBuffer<B>>>(
         &mut self,
         channel: ChannelId,
         request: R,
-    ) -> Result<(), Refused<R>>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<(), Refused<R>> {
         self.post_as(channel, request, State::Message, 0).map(drop)
     }
 

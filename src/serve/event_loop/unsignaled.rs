@@ -12,7 +12,7 @@ use super::slots::{NEVER_FREE, ONE, Slot, State};
 use super::table::Table;
 use crate::base::ffi;
 use crate::channel::parts::{Operation, Queue, Templates, nowhere};
-use crate::channel::{OperationError, OwnedBuffer, WorkRequest};
+use crate::channel::{OperationError, WorkRequest};
 use crate::verbs::operation::sealed::Request as _;
 use crate::verbs::operation::{SendQueueRequest, WriteWorkRequest};
 
@@ -30,16 +30,12 @@ impl<B> Loop<'_, B> {
     ///
     /// Those of [`post`](Self::post).
     #[doc(alias = "IBV_SEND_SIGNALED")]
-    pub fn post_unsignaled<R: WorkRequest + SendQueueRequest>(
+    pub fn post_unsignaled<R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest>(
         &mut self,
         channel: ChannelId,
         request: R,
         token: u64,
-    ) -> Result<(), OperationError<B>>
-    where
-        R::Kept: OwnedBuffer,
-        B: LoopBuffer<R::Kept>,
-    {
+    ) -> Result<(), OperationError<B>> {
         let table = &self.table;
         if table.entry(channel).is_some() {
             let place = &table.slots[table.place(channel) as usize];

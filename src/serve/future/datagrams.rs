@@ -14,8 +14,8 @@ use super::request::sealed::Request;
 use crate::base::{Error, Result, debug};
 use crate::channel::parts::{DatagramPort, EndKind, KeptSend, Link, Refused};
 use crate::channel::{
-    DatagramsBuilder, EndDestination, IntoSend, OperationError, OwnedBuffer, OwnedResult,
-    TransportError, TransportResult, WorkRequest,
+    DatagramsBuilder, EndDestination, IntoSend, OperationError, OwnedResult, TransportError,
+    TransportResult, WorkRequest,
 };
 use crate::serve::event_loop::{ChannelId, Keep, Loop, LoopBuffer};
 use crate::serve::pool::{DatagramBuffer, PooledBuffer};
@@ -100,8 +100,7 @@ impl<S: Share> AsyncDatagrams<S> {
         destination: &impl EndDestination,
     ) -> Result<S::Buffer, OperationError<S::Buffer>>
     where
-        KeptSend<M>: OwnedBuffer,
-        S::Buffer: LoopBuffer<KeptSend<M>>,
+        KeptSend<M>: LoopBuffer<S::Buffer>,
     {
         let (buffer, _) = self.run_to(message.into_send(), destination).await?;
         Ok(buffer)
@@ -115,15 +114,11 @@ impl<S: Share> AsyncDatagrams<S> {
     ///
     /// Those of [`Loop::post_to`], and why the reactor was stopped.
     #[doc(alias = "ibv_wr_start")]
-    pub async fn run_to<R: WorkRequest + SendQueueRequest>(
+    pub async fn run_to<R: WorkRequest<Kept: LoopBuffer<S::Buffer>> + SendQueueRequest>(
         &self,
         request: R,
         destination: &impl EndDestination,
-    ) -> OwnedResult<S::Buffer>
-    where
-        R::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<R::Kept>,
-    {
+    ) -> OwnedResult<S::Buffer> {
         let destination = *destination;
         let handle = match self.handle_to(&destination) {
             Ok(handle) => handle,
@@ -143,8 +138,7 @@ impl<S: Share> AsyncDatagrams<S> {
     #[doc(alias = "ibv_post_recv")]
     pub fn receive<D: ScatterBuffer>(&self, buffer: D) -> AsyncReceive<'_, D, S>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         self.channel.receive(buffer)
     }
@@ -165,13 +159,15 @@ impl<S: Share> AsyncDatagrams<S> {
         mut buffer: PooledBuffer,
     ) -> OwnedResult<S::Buffer, (DatagramBuffer, DatagramDestination)>
     where
-        S::Buffer: LoopBuffer<PooledBuffer> + LoopBuffer<DatagramBuffer> + Into<DatagramBuffer>,
+        PooledBuffer: LoopBuffer<S::Buffer>,
+        DatagramBuffer: LoopBuffer<S::Buffer>,
+        S::Buffer: Into<DatagramBuffer>,
     {
         if self.at.kind != EndKind::Unreliable {
             let reason = "no header with the sender precedes a message of SRD, and a DC initiator receives none: take \
                           receive";
             let error = Error::with_reason("ibv_post_recv", libc::EOPNOTSUPP, reason).into();
-            return Err(OperationError { error, buffer: Some(S::Buffer::keep(buffer)) });
+            return Err(OperationError { error, buffer: Some(buffer.keep()) });
         }
         loop {
             let (kept, success) = self.channel.receive(buffer).await?;
@@ -180,7 +176,7 @@ impl<S: Share> AsyncDatagrams<S> {
                 Ok(sender) => return Ok((message, sender)),
                 Err(error) if error.errno() == libc::ENOENT => buffer = message.into_inner(),
                 Err(error) => {
-                    let buffer = Some(S::Buffer::keep(message));
+                    let buffer = Some(message.keep());
                     return Err(OperationError { error: error.into(), buffer });
                 }
             }
@@ -197,7 +193,7 @@ impl<S: Share> AsyncDatagrams<S> {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receive(&self, buffer: PooledBuffer) -> OwnedResult<S::Buffer, ()>
     where
-        S::Buffer: LoopBuffer<PooledBuffer>,
+        PooledBuffer: LoopBuffer<S::Buffer>,
     {
         self.channel.post_receive(buffer)
     }
@@ -296,16 +292,14 @@ struct DirectedTo<R, D> {
 
 impl<B, R, D> AsyncRequest<B> for DirectedTo<R, D>
 where
-    B: LoopBuffer<R::Kept>,
-    R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,
+    R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest,
     D: EndDestination,
 {
 }
 
 impl<B, R, D> Request<B> for DirectedTo<R, D>
 where
-    B: LoopBuffer<R::Kept>,
-    R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,
+    R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest,
     D: EndDestination,
 {
     fn post(

@@ -9,7 +9,7 @@ use super::{AsyncChannel, AsyncOperation, AsyncReceive, AsyncRequest};
 #[cfg(doc)]
 use super::{Reactor, SharedReceives};
 use crate::channel::parts::Queue;
-use crate::channel::{OwnedBuffer, OwnedResult, TransportError};
+use crate::channel::{OwnedResult, TransportError};
 use crate::serve::event_loop::LoopBuffer;
 use crate::verbs::memory::{GatherBuffer, RemoteMemoryRegion, ScatterBuffer};
 use crate::verbs::operation::{
@@ -64,8 +64,7 @@ impl<S: Share> AsyncChannel<S> {
     #[inline(always)]
     pub fn send<D: GatherBuffer>(&self, message: D) -> AsyncOperation<'_, SendWorkRequest<D>, S>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         self.run(SendWorkRequest::new(message))
     }
@@ -79,8 +78,7 @@ impl<S: Share> AsyncChannel<S> {
         remote: impl Into<RemoteMemoryRegion>,
     ) -> AsyncOperation<'_, WriteWorkRequest<D>, S>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         self.run(WriteWorkRequest::new(data, remote))
     }
@@ -94,8 +92,7 @@ impl<S: Share> AsyncChannel<S> {
         remote: impl Into<RemoteMemoryRegion>,
     ) -> AsyncOperation<'_, ReadWorkRequest<D>, S>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         self.run(ReadWorkRequest::new(buffer, remote))
     }
@@ -114,8 +111,7 @@ impl<S: Share> AsyncChannel<S> {
     #[inline(always)]
     pub fn receive<D: ScatterBuffer>(&self, buffer: D) -> AsyncReceive<'_, D, S>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         AsyncReceive::new(self, buffer)
     }
@@ -130,8 +126,7 @@ impl<S: Share> AsyncChannel<S> {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receive<D: ScatterBuffer>(&self, buffer: D) -> OwnedResult<S::Buffer, ()>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         let request = ReceiveWorkRequest::new(buffer);
         let posted = self.share.lock().core.post_for_message(self.id, request);

@@ -12,7 +12,7 @@ use super::operation::result_of;
 use super::stall_warning::Waits;
 use crate::base::{Result, debug, panics::catch};
 use crate::channel::parts::{Queue, Refused};
-use crate::channel::{OwnedBuffer, OwnedResult, TransportError};
+use crate::channel::{OwnedResult, TransportError};
 use crate::serve::event_loop::{ChannelId, Ended, LoopBuffer, shared_queue};
 use crate::serve::pool::PooledBuffer;
 use crate::verbs::completion::CompletionQueue;
@@ -42,8 +42,7 @@ impl<D, S: Share> Unpin for AsyncReceive<'_, D, S> {}
 
 impl<'a, D: ScatterBuffer, S: Share> AsyncReceive<'a, D, S>
 where
-    D::Kept: OwnedBuffer,
-    S::Buffer: LoopBuffer<D::Kept>,
+    D::Kept: LoopBuffer<S::Buffer>,
 {
     #[inline(always)]
     pub(super) fn new(channel: &'a AsyncChannel<S>, buffer: D) -> Self {
@@ -272,8 +271,7 @@ where
 
 impl<D: ScatterBuffer, S: Share> Future for AsyncReceive<'_, D, S>
 where
-    D::Kept: OwnedBuffer,
-    S::Buffer: LoopBuffer<D::Kept>,
+    D::Kept: LoopBuffer<S::Buffer>,
 {
     type Output = OwnedResult<S::Buffer>;
 
@@ -368,8 +366,7 @@ impl<S: Share> SharedReceives<S> {
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post<D: ScatterBuffer>(&self, buffer: D) -> OwnedResult<S::Buffer, ()>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         let request = ReceiveWorkRequest::new(buffer);
         let posted = self.share.lock().core.post_for_message(self.id, request);

@@ -9,9 +9,7 @@ use super::locked_loop::{Lock, Locked, Share, destroy, release_quietly};
 use crate::base::{QueuePairType, ffi};
 use crate::base::{Result, StateError, debug};
 use crate::channel::parts::{Link, Refused, of_socket};
-use crate::channel::{
-    ChannelBuilder, OperationError, OwnedBuffer, OwnedResult, PreparedChannel, WorkRequest,
-};
+use crate::channel::{ChannelBuilder, OperationError, OwnedResult, PreparedChannel, WorkRequest};
 use crate::connect::handshake::Handshake;
 use crate::connect::tcp::{AsyncStream, ExchangeError, Role, exchange_over};
 use crate::serve::event_loop::{Detached, LoopBuffer, step};
@@ -30,10 +28,7 @@ use crate::verbs::queue_pair::QueuePairEndpoint;
 pub trait AsyncRequest<B>: sealed::Request<B> {}
 
 #[diagnostic::do_not_recommend]
-impl<B: LoopBuffer<R::Kept>, R> AsyncRequest<B> for R where
-    R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest
-{
-}
+impl<B, R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest> AsyncRequest<B> for R {}
 
 pub(super) mod sealed {
     use std::task::Waker;
@@ -52,10 +47,7 @@ pub(super) mod sealed {
         fn refused(refused: Refused<Self>) -> OperationError<B>;
     }
 
-    impl<B: LoopBuffer<R::Kept>, R> Request<B> for R
-    where
-        R: WorkRequest<Kept: OwnedBuffer> + SendQueueRequest,
-    {
+    impl<B, R: WorkRequest<Kept: LoopBuffer<B>> + SendQueueRequest> Request<B> for R {
         #[inline(always)]
         fn post(
             self,
@@ -136,8 +128,7 @@ impl<S: Share> PreparedAsyncChannel<S> {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receive<D: ScatterBuffer>(&mut self, buffer: D) -> OwnedResult<S::Buffer, ()>
     where
-        D::Kept: OwnedBuffer,
-        S::Buffer: LoopBuffer<D::Kept>,
+        D::Kept: LoopBuffer<S::Buffer>,
     {
         let request = ReceiveWorkRequest::new(buffer);
         if let Err(error) = self.advance(Link::open_receives) {

@@ -161,10 +161,10 @@ unsafe impl ScatterBuffer for DatagramBuffer {
 // SAFETY: it owns nothing but the pooled buffer, which is an `OwnedBuffer`.
 unsafe impl OwnedBuffer for DatagramBuffer {}
 
-impl Keep<DatagramBuffer> for PooledBuffer {
+impl Keep<PooledBuffer> for DatagramBuffer {
     #[inline(always)]
-    fn keep(kept: DatagramBuffer) -> Self {
-        kept.whole
+    fn keep(self) -> PooledBuffer {
+        self.whole
     }
 }
 
