@@ -1,16 +1,17 @@
 //! Requests that have ended.
 
-use ibverbs::{ChannelId, Ended, TransportError, WorkStatus, completion::WorkErrorClass};
+use ibverbs::completion::WorkErrorClass;
+use ibverbs::{ChannelId, TransportError, TransportResult, WorkStatus};
 use ibverbs_transfer::counted::Mark;
 
-use crate::devices::Work;
+use crate::devices::{Device, Work};
 use crate::error::{RailsError, Result};
 use crate::event::{self, Event, PeerId, TransferId};
 use crate::messages::MESSAGES;
 use crate::negotiate::nonsense;
 use crate::pair::State;
 use crate::peer::Stage;
-use crate::posting::{Buffer, RECEIVE};
+use crate::posting::RECEIVE;
 use crate::rails::{Failed, Rails, Task};
 use crate::transfer::Piece;
 
@@ -20,7 +21,6 @@ const COMPLETIONS_PER_TURN: usize = 256;
 /// The queue pair of a request that has ended.
 #[derive(Clone, Copy)]
 struct Place {
-    device: usize,
     peer: PeerId,
     pair: usize,
     /// Whether the pair still has it.
@@ -31,8 +31,42 @@ impl Rails {
     /// Looks for completions of a device. Returns whether there may be more.
     pub(crate) fn poll(&mut self, device: usize) -> bool {
         for _ in 0..COMPLETIONS_PER_TURN {
-            match self.devices[device].engine.next_ended() {
-                Ok(Some(ended)) => self.ended(device, &ended),
+            let Self { devices, peers, transfers, progress, .. } = self;
+            let Device { engine, lanes, .. } = &mut devices[device];
+            match engine.next_ended() {
+                Ok(Some(ended)) => {
+                    *progress += 1;
+                    let (channel, token) = (ended.channel, ended.token);
+                    // Each case by itself: a reference to what has ended would keep all of it in memory.
+                    match ended.result() {
+                        Ok(_)
+                            if token != RECEIVE
+                                && let Some(lane) = lanes.get_mut(channel.index())
+                                && let Some(&Work::Piece(id, Piece { len, .. })) =
+                                    lane.sends.front() =>
+                        {
+                            lane.sends.pop_front();
+                            let Some(peer) = peers.get_mut(lane.peer) else { continue };
+                            let pair = &mut peer.pairs[lane.pair];
+                            pair.carried += u64::from(len);
+                            if lane.is_open {
+                                pair.gives_back(len as usize);
+                            }
+                            peer.is_ready = true;
+                            if let Some((_, Task::Transfer(active))) = transfers.get_mut(id) {
+                                active.in_flight -= 1;
+                                if active.is_complete() {
+                                    self.end_transfer(id);
+                                }
+                            }
+                        }
+                        Ok(success) => {
+                            let message = (success.immediate(), success.byte_len());
+                            self.ended(device, channel, token, Ok(message));
+                        }
+                        Err(error) => self.ended(device, channel, token, Err(error)),
+                    }
+                }
                 Ok(None) => return false,
                 // Such a completion has ended no operation.
                 Err(TransportError::UnknownCompletion { .. }) => {}
@@ -69,41 +103,39 @@ impl Rails {
         }
     }
 
-    #[inline]
-    fn ended(&mut self, device: usize, ended: &Ended<Buffer>) {
-        self.progress += 1;
-        let Some(lane) = self.devices[device].lanes.get_mut(ended.channel.index()) else { return };
-        let place = Place { device, peer: lane.peer, pair: lane.pair, is_open: lane.is_open };
-        if ended.token == RECEIVE {
-            return self.receive_ended(place, ended);
-        }
-        match (lane.sends.pop_front(), ended.result()) {
-            (Some(Work::Piece(transfer, piece)), Ok(_)) => {
-                self.piece_arrived(place, transfer, piece);
-            }
-            (Some(work), result) => self.send_ended(place, work, result.err()),
-            (None, _) => {}
-        }
-    }
-
-    #[inline]
-    fn piece_arrived(&mut self, place: Place, id: TransferId, piece: Piece) {
-        let Some(peer) = self.peers.get_mut(place.peer) else { return };
-        let pair = &mut peer.pairs[place.pair];
-        pair.carried += u64::from(piece.len);
-        if place.is_open {
-            pair.gives_back(piece.len as usize);
-        }
-        peer.is_ready = true;
-        let Some((_, Task::Transfer(active))) = self.transfers.get_mut(id) else { return };
-        active.in_flight -= 1;
-        if active.is_complete() {
-            self.end_transfer(id);
-        }
-    }
-
-    /// Anything but a piece that has arrived.
+    /// Anything but a piece that has arrived. `Ok`: a receive has this immediate number, and this length.
     #[inline(never)]
+    fn ended(
+        &mut self,
+        device: usize,
+        channel: ChannelId,
+        token: u64,
+        result: TransportResult<(Option<u32>, u32)>,
+    ) {
+        let Some(lane) = self.devices[device].lanes.get_mut(channel.index()) else { return };
+        let place = Place { peer: lane.peer, pair: lane.pair, is_open: lane.is_open };
+        if token != RECEIVE {
+            if let Some(work) = lane.sends.pop_front() {
+                self.send_ended(place, work, result.err());
+            }
+            return;
+        }
+        match result {
+            Ok((immediate, bytes)) => {
+                // The piece counts even if the pair was closed since.
+                if let Some(number) = immediate
+                    && let Err(error) = self.arrived(place.peer, number, bytes)
+                {
+                    self.lost.push((place.peer, error));
+                }
+                if place.is_open {
+                    self.post_receive(device, place.peer, place.pair, channel);
+                }
+            }
+            Err(error) => self.operation_failed(place, &error, true),
+        }
+    }
+
     fn send_ended(&mut self, place: Place, work: Work, error: Option<TransportError>) {
         if let Some(error) = &error {
             // The slots for messages are the peer's own business.
@@ -114,17 +146,16 @@ impl Rails {
             (Work::Piece(transfer, piece), Some(error)) => {
                 self.piece_failed(place, transfer, piece, error);
             }
-            (Work::Piece(transfer, piece), None) => self.piece_arrived(place, transfer, piece),
             (Work::Message(number), error) => self.message_ended(place, number, error.is_none()),
             (Work::Probe, None) if place.is_open => self.probed(place.peer, place.pair),
-            (Work::Probe, _) => {}
+            (Work::Probe | Work::Piece(..), _) => {}
         }
     }
 
     /// The requests of a queue pair that could not be destroyed do not end by themselves.
     pub(crate) fn end_leaked(&mut self, device: usize, channel: ChannelId) {
         let Some(lane) = self.devices[device].lanes.get_mut(channel.index()) else { return };
-        let place = Place { device, peer: lane.peer, pair: lane.pair, is_open: lane.is_open };
+        let place = Place { peer: lane.peer, pair: lane.pair, is_open: lane.is_open };
         for work in std::mem::take(&mut lane.sends) {
             self.send_ended(place, work, Some(TransportError::Closed));
         }
@@ -162,24 +193,6 @@ impl Rails {
         }
         let ended = peer.messages.as_mut().map(|messages| messages.ended(number, has_arrived));
         ended.into_iter().flatten().for_each(|id| self.end_transfer(id));
-    }
-
-    #[inline(never)]
-    fn receive_ended(&mut self, place: Place, ended: &Ended<Buffer>) {
-        match ended.result() {
-            Ok(success) => {
-                // The piece counts even if the pair was closed since.
-                if let Some(number) = success.immediate()
-                    && let Err(error) = self.arrived(place.peer, number, success.byte_len())
-                {
-                    self.lost.push((place.peer, error));
-                }
-                if place.is_open {
-                    self.post_receive(place.device, place.peer, place.pair, ended.channel);
-                }
-            }
-            Err(error) => self.operation_failed(place, &error, true),
-        }
     }
 
     /// An operation has failed, so its queue pair has stopped: the pair is to be closed.

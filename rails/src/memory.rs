@@ -1,15 +1,13 @@
 //! Memory that is registered on all devices, and a peer's.
 
 use std::num::NonZero;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{panic, thread};
 
-use ibverbs::memory::{
-    PinnedMemory, RawMemoryRange, RawMemoryRegion, RegionBuffer, SharedMemory, SharedMemoryRange,
-};
+use ibverbs::memory::{PinnedMemory, RawMemoryRegion, RegionBuffer, SharedMemory};
 use ibverbs::{
     AccessFlags, ProtectionDomain, RegionOptions, RemoteMemoryRegion, SharedMemoryRegion,
 };
@@ -29,16 +27,10 @@ pub struct RailMemory {
 
 /// A region of each device.
 #[derive(Clone, Debug)]
-enum Regions {
+pub(crate) enum Regions {
     Shared(Arc<[Arc<SharedMemoryRegion<'static, u8>>]>),
     /// Of a dma-buf, each at addresses of its own.
     DmaBuf(Arc<[Arc<RawMemoryRegion<'static>>]>),
-}
-
-/// A part of it on a device: the buffer of a request.
-pub(crate) enum LocalPart {
-    Shared(SharedMemoryRange<u8>),
-    DmaBuf(RawMemoryRange),
 }
 
 impl RailMemory {
@@ -180,25 +172,6 @@ impl RailMemory {
         }
     }
 
-    /// A part of it as the buffer of a request on a device.
-    #[inline]
-    pub(crate) fn range(
-        &self,
-        device: usize,
-        start: usize,
-        len: usize,
-    ) -> ibverbs::Result<LocalPart> {
-        let range = start..start + len;
-        match &self.regions {
-            Regions::Shared(regions) => {
-                SharedMemoryRange::new(regions[device].clone(), range).map(LocalPart::Shared)
-            }
-            Regions::DmaBuf(regions) => {
-                RawMemoryRange::new(regions[device].clone(), range).map(LocalPart::DmaBuf)
-            }
-        }
-    }
-
     /// A part of it, for a [`Transfer`](crate::Transfer).
     ///
     /// # Errors
@@ -236,15 +209,14 @@ impl RailSlice {
         self.memory.devices()
     }
 
-    /// A part of it as the buffer of a request on a device.
-    #[inline]
-    pub(crate) fn range(
-        &self,
-        device: usize,
-        offset: usize,
-        len: usize,
-    ) -> ibverbs::Result<LocalPart> {
-        self.memory.range(device, self.start + offset, len)
+    pub(crate) fn regions(&self) -> &Regions {
+        &self.memory.regions
+    }
+
+    /// A part of it, as a range of each region.
+    pub(crate) fn range(&self, offset: usize, len: usize) -> Range<usize> {
+        let start = self.start + offset;
+        start..start + len
     }
 }
 

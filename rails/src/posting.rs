@@ -1,11 +1,13 @@
 //! Requests that are posted.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ibverbs::channel::{AnyBuffer, WorkRequest};
-use ibverbs::memory::{RawMemoryRange, SharedMemoryRange};
+use ibverbs::memory::{RawMemoryRange, RawMemoryRegion, SharedMemoryRange};
 use ibverbs::{
-    ChannelId, OperationError, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
+    ChannelId, Loop, OperationError, ReadWorkRequest, ReceiveWorkRequest, RemoteMemoryRegion,
     WriteWorkRequest,
 };
 
@@ -13,7 +15,7 @@ use crate::control::Frame;
 use crate::devices::{Device, SENDS, Work};
 use crate::error::RailsError;
 use crate::event::{PeerId, TransferId};
-use crate::memory::LocalPart;
+use crate::memory::Regions;
 use crate::messages::immediate;
 use crate::pair::{Pair, State};
 use crate::peer::Peer;
@@ -124,7 +126,10 @@ impl Rails {
             }
             let Some(message) = messages.begin() else { return };
             let (len, number) = (message.len, message.number);
-            let local = message.memory.range(it.ours, message.start, len);
+            // A message is in memory that was allocated.
+            let Some(region) = message.memory.region(it.ours) else { return };
+            let range = message.start..message.start + len;
+            let local = SharedMemoryRange::new(region.clone(), range);
             let remote = message.remote.part(it.theirs, message.remote_start, len);
             let (buffer, remote) = match (local, remote) {
                 (Ok(buffer), Ok(remote)) => (buffer, remote),
@@ -132,18 +137,8 @@ impl Rails {
                     return self.lose(id, RailsError::range(error));
                 }
             };
-            let immediate = immediate(number);
-            let engine = &mut device.engine;
-            let posted = match buffer {
-                LocalPart::Shared(buffer) => {
-                    let request = WriteWorkRequest::new(buffer, remote).immediate(immediate);
-                    engine.post(channel, request, SEND)
-                }
-                LocalPart::DmaBuf(buffer) => {
-                    let request = WriteWorkRequest::new(buffer, remote).immediate(immediate);
-                    engine.post(channel, request, SEND)
-                }
-            };
+            let request = WriteWorkRequest::new(buffer, remote).immediate(immediate(number));
+            let posted = device.engine.post(channel, request, SEND);
             // Without the buffer, it is in flight.
             if posted.as_ref().err().is_none_or(|error| error.buffer.is_none()) {
                 sends.push_back(Work::Message(number));
@@ -232,56 +227,79 @@ impl Burst<'_> {
         let Self { device, channel, pair, transfer, active, rails } = self;
         let Device { engine, lanes, .. } = device;
         let sends = &mut lanes[channel.index()].sends;
-        let parts = active.transfer.parts.clone();
         let share = active.share(rails);
-        let (most, room) = (share.min(pair.room()), SENDS as usize - sends.len());
-        let (mut requests, mut bytes, mut result) = (0, 0, Ok(()));
-        while requests < room
-            && (bytes < most || requests == 0)
-            && let Some(piece) = active.next_piece(share)
-        {
-            let (local, remote) = &parts[piece.part as usize];
+        // One piece at least. No piece is empty.
+        let (most, before) = (share.min(pair.room()).max(1), sends.len());
+        let longest = Active::longest_piece(share);
+        let mut bytes = 0;
+        let posted = loop {
+            if bytes >= most || sends.len() >= SENDS as usize {
+                break Ok(());
+            }
+            let Some(piece) = active.next_piece(longest) else { break Ok(()) };
+            let (local, remote) = &active.transfer.parts[piece.part as usize];
             let len = piece.len as usize;
             // One by one: a pair of results costs a copy of both.
-            let buffer = match local.range(pair.ours, piece.offset, len) {
-                Ok(buffer) => buffer,
-                Err(error) => {
-                    result = Err(NotPosted::OutOfBounds(error));
-                    break;
-                }
-            };
             let remote = match remote.part(pair.theirs, piece.offset, len) {
                 Ok(remote) => remote,
-                Err(error) => {
-                    result = Err(NotPosted::OutOfBounds(error));
-                    break;
-                }
+                Err(error) => break Err((piece, NotPosted::OutOfBounds(error))),
             };
-            let posted = match buffer {
-                LocalPart::Shared(buffer) => {
-                    engine.post(channel, of_shared(buffer, remote, &piece), SEND)
+            let range = local.range(piece.offset, len);
+            // Each kind to its end: a buffer of either kind would cost a copy.
+            match local.regions() {
+                Regions::Shared(regions) => {
+                    match SharedMemoryRange::new(regions[pair.ours].clone(), range) {
+                        Ok(buffer) => {
+                            let request = of_shared(buffer, remote, &piece);
+                            if let Err(error) = engine.post(channel, request, SEND) {
+                                break Err((piece, NotPosted::Refused(error)));
+                            }
+                        }
+                        Err(error) => break Err((piece, NotPosted::OutOfBounds(error))),
+                    }
                 }
-                LocalPart::DmaBuf(buffer) => {
-                    engine.post(channel, of_dmabuf(buffer, remote, &piece), SEND)
-                }
-            };
-            if let Err(error) = posted {
-                // Without the buffer, it is in flight.
-                let is_refused = error.buffer.is_some();
-                result = Err(NotPosted::Refused(error));
-                if is_refused {
-                    active.again.push(piece);
-                    break;
+                Regions::DmaBuf(regions) => {
+                    let (region, request) = (regions[pair.ours].clone(), &of_dmabuf);
+                    let request = move |buffer| request(buffer, remote, &piece);
+                    if let Err(error) = post_dmabuf(engine, channel, region, range, request) {
+                        break Err((piece, error));
+                    }
                 }
             }
             sends.push_back(Work::Piece(transfer, piece));
-            (requests, bytes) = (requests + 1, bytes + len);
-            if result.is_err() {
-                break;
+            bytes += len;
+        };
+        let result = posted.map_err(|(piece, error)| {
+            match &error {
+                NotPosted::OutOfBounds(_) => {}
+                NotPosted::Refused(OperationError { buffer: Some(_), .. }) => {
+                    active.again.push(piece);
+                }
+                // Without the buffer, it is in flight.
+                NotPosted::Refused(_) => {
+                    sends.push_back(Work::Piece(transfer, piece));
+                    bytes += piece.len as usize;
+                }
             }
-        }
+            error
+        });
+        let requests = sends.len() - before;
         active.in_flight += requests;
         pair.takes(requests as u32, bytes, now);
         result
     }
+}
+
+/// A call, so that memory of this process has the registers to itself.
+#[cold]
+#[inline(never)]
+fn post_dmabuf<Q: WorkRequest<Kept = RawMemoryRange>>(
+    engine: &mut Loop<'static, Buffer>,
+    channel: ChannelId,
+    region: Arc<RawMemoryRegion<'static>>,
+    range: Range<usize>,
+    request: impl FnOnce(RawMemoryRange) -> Q,
+) -> Result<(), NotPosted> {
+    let buffer = RawMemoryRange::new(region, range).map_err(NotPosted::OutOfBounds)?;
+    engine.post(channel, request(buffer), SEND).map_err(NotPosted::Refused)
 }

@@ -54,6 +54,7 @@ pub struct Rails {
 const MORE_ACCEPTING: usize = 64;
 
 /// The transfers that are under way.
+#[expect(clippy::large_enum_variant, reason = "most of them are transfers")]
 #[derive(Debug)]
 pub(crate) enum Task {
     Transfer(Active),

@@ -26,6 +26,40 @@ pub struct Transfer {
     pub(crate) kind: Kind,
     pub(crate) parts: Arc<[(RailSlice, RemoteRailMemory)]>,
     pub(crate) tag: Option<u16>,
+    sums: Sums,
+}
+
+/// What all parts of a transfer come to. A transfer that is posted again does not look at them again.
+#[derive(Clone, Copy, Debug)]
+struct Sums {
+    /// The bytes of all parts, if a number holds them.
+    length: Option<usize>,
+    longest: usize,
+    /// The lengths of a part whose two sides differ.
+    unequal: Option<(usize, u64)>,
+    /// The devices of both sides, if they are those of each part.
+    devices: Option<(usize, usize)>,
+}
+
+impl Sums {
+    fn of(parts: &[(RailSlice, RemoteRailMemory)]) -> Self {
+        let devices =
+            |(local, remote): &(RailSlice, RemoteRailMemory)| (local.devices(), remote.devices());
+        let first = parts.first().map(devices);
+        let mut sums = Self { length: Some(0), longest: 0, unequal: None, devices: first };
+        for part in parts {
+            let (len, theirs) = (part.0.len(), part.1.len());
+            sums.length = sums.length.and_then(|length| length.checked_add(len));
+            sums.longest = sums.longest.max(len);
+            if len as u64 != theirs {
+                sums.unequal.get_or_insert((len, theirs));
+            }
+            if Some(devices(part)) != first {
+                sums.devices = None;
+            }
+        }
+        sums
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,12 +83,17 @@ impl Transfer {
 
     /// Several writes as one transfer: each part from here to there.
     pub fn write_list(parts: impl IntoIterator<Item = (RailSlice, RemoteRailMemory)>) -> Self {
-        Self { kind: Kind::Write, parts: parts.into_iter().collect(), tag: None }
+        Self::new(Kind::Write, parts.into_iter().collect())
     }
 
     /// Several reads as one transfer: each part from there to here.
     pub fn read_list(parts: impl IntoIterator<Item = (RailSlice, RemoteRailMemory)>) -> Self {
-        Self { kind: Kind::Read, parts: parts.into_iter().collect(), tag: None }
+        Self::new(Kind::Read, parts.into_iter().collect())
+    }
+
+    fn new(kind: Kind, parts: Arc<[(RailSlice, RemoteRailMemory)]>) -> Self {
+        let sums = Sums::of(&parts);
+        Self { kind, parts, tag: None, sums }
     }
 
     /// The peer gets one [`Event::Notified`](crate::Event::Notified) with this number when all bytes of the write have
@@ -89,28 +128,22 @@ impl Transfer {
                 "a notified transfer has {MAX_PIECES} parts at most, not {parts}"
             ));
         }
-        let lengths = || self.parts.iter().map(|(local, _)| local.len());
-        let Some(length) = lengths().try_fold(0, usize::checked_add) else {
+        if let Some((local, remote)) = self.sums.unequal {
+            return invalid(format!("{local} bytes of ours are for {remote} of the peer's"));
+        }
+        if self.sums.devices != Some((ours, theirs)) {
+            return invalid("the memory is registered on other devices than these rails'".into());
+        }
+        let Some(length) = self.sums.length else {
             return invalid(format!("a transfer has {} bytes at most", usize::MAX));
         };
         // The last piece of a part may be short, so there is one more for each part.
         let most = (MAX_PIECES - self.parts.len().min(MAX_PIECES)) * LONGEST_MESSAGE;
-        if self.tag.is_some() && length > most && lengths().any(|len| len > LONGEST_MESSAGE) {
+        if self.tag.is_some() && length > most && self.sums.longest > LONGEST_MESSAGE {
             let parts = self.parts.len();
             return invalid(format!(
                 "a notified transfer of {parts} parts, one of more than {LONGEST_MESSAGE} bytes, has {most} bytes at most, not {length}"
             ));
-        }
-        for (local, remote) in self.parts.iter() {
-            if local.len() as u64 != remote.len() {
-                let (local, remote) = (local.len(), remote.len());
-                return invalid(format!("{local} bytes of ours are for {remote} of the peer's"));
-            }
-            if local.devices() != ours || remote.devices() != theirs {
-                return invalid(
-                    "the memory is registered on other devices than these rails'".into(),
-                );
-            }
         }
         Ok(())
     }
@@ -128,7 +161,6 @@ pub(crate) struct Piece {
     pub(crate) is_last: bool,
 }
 
-/// The part that the immediate numbers of a transfer's pieces share.
 /// A transfer under way.
 #[derive(Debug)]
 pub(crate) struct Active {
@@ -149,7 +181,7 @@ pub(crate) struct Active {
 
 impl Active {
     pub(crate) fn new(transfer: Transfer) -> Self {
-        let uncut = transfer.parts.iter().map(|(local, _)| local.len()).sum();
+        let uncut = transfer.sums.length.unwrap_or_default();
         let (number, again, failure) = (None, Vec::new(), None);
         Self {
             transfer,
@@ -191,16 +223,22 @@ impl Active {
         (self.uncut / (2 * rails.max(1))).max(SHORTEST_PIECE)
     }
 
-    /// The next piece, of a [share](Self::share) of the transfer.
+    /// The longest piece of a [share](Self::share) of the transfer.
+    pub(crate) fn longest_piece(share: usize) -> usize {
+        share.next_multiple_of(4096).min(LONGEST_PIECE)
+    }
+
+    /// The next piece, no longer than this unless the transfer would have too many of them.
     #[inline(always)]
-    pub(crate) fn next_piece(&mut self, share: usize) -> Option<Piece> {
-        if !self.again.is_empty() {
-            return self.again.pop();
+    pub(crate) fn next_piece(&mut self, longest: usize) -> Option<Piece> {
+        // By its fields: a copy of all would have each piece carry what is between them.
+        if let Some(Piece { part, len, offset, number, is_last }) = self.again.pop() {
+            return Some(Piece { part, len, offset, number, is_last });
         }
         if self.uncut == 0 {
             return None;
         }
-        let mut len = share.next_multiple_of(4096).min(LONGEST_PIECE);
+        let mut len = longest;
         if self.transfer.tag.is_some() {
             // The parts after this one need a piece each at least.
             let parts_after = self.transfer.parts.len() - self.part - 1;
@@ -288,7 +326,9 @@ mod tests {
             let (mut active, mut cut, mut pieces) =
                 (Active::new(transfer), vec![0; lengths.len()], 0);
             let mut is_last = false;
-            while let Some(piece) = active.next_piece(active.share(random.usize(1..=8))) {
+            while let Some(piece) =
+                active.next_piece(Active::longest_piece(active.share(random.usize(1..=8))))
+            {
                 assert!(!is_last && piece.len > 0 && piece.len as usize <= GIB, "{piece:?}");
                 assert_eq!((piece.offset, piece.number), (cut[piece.part as usize], pieces));
                 cut[piece.part as usize] += piece.len as usize;
