@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::waiters::{Read, Waiters, Waker};
+use super::waiters::{Read, Waiters};
+use super::waker::Waker;
 #[cfg(feature = "channel")]
 use crate::base::linux;
 use crate::base::{

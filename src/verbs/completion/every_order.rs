@@ -5,7 +5,8 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::extended_completion::OnePoller;
-use super::waiters::{Read, Waiters, Waker};
+use super::waiters::{Read, Waiters};
+use super::waker::Waker;
 use crate::base::{
     ErrorKind, Result,
     sync::{Condvar, Mutex, MutexGuard, in_every_order},

@@ -47,6 +47,7 @@ mod extended_poller;
 mod queue;
 mod queue_builder;
 mod waiters;
+mod waker;
 mod work_completion;
 
 pub use completion_channel::{CompletionChannel, CompletionEvent};

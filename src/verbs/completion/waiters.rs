@@ -19,12 +19,13 @@
 //! [`Waiters::wake_all`], which takes the lock: by then the waiter has seen it, sleeps on the condition variable, or
 //! reads. A reader that may be cancelled also polls the file of a [`Waker`].
 
+use super::waker::Waker;
 use crate::base::{
-    Error, ErrorKind, Result, ffi,
+    ErrorKind, Result,
     sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering},
 };
 use crate::verbs::device::event_file;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -498,48 +499,5 @@ mod tests {
             });
             assert_eq!(waiters.state().events, seen + 1);
         }
-    }
-}
-
-/// An eventfd, readable from [`wake`](Self::wake) until [`drain`](Self::drain).
-pub(crate) struct Waker(OwnedFd);
-
-impl Waker {
-    /// # Errors
-    ///
-    ///  - `EMFILE`, `ENFILE`: the process, or the machine, has too many files open.
-    ///  - `ENOMEM`: out of memory.
-    pub(crate) fn new() -> Result<Self> {
-        // SAFETY: no memory is involved.
-        let fd = unsafe {
-            crate::base::linux::eventfd(
-                0,
-                crate::base::linux::EFD_NONBLOCK | crate::base::linux::EFD_CLOEXEC,
-            )
-        };
-        if fd < 0 {
-            return Err(Error::new("eventfd", ffi::errno()));
-        }
-        // SAFETY: the descriptor is open, and nothing else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-
-    pub(crate) fn wake(&self) {
-        // SAFETY: the file is open.
-        unsafe { crate::base::linux::eventfd_write(self.fd(), 1) };
-    }
-
-    pub(crate) fn drain(&self) {
-        let mut count = 0;
-        // SAFETY: the file is open, and the number is writable.
-        unsafe { crate::base::linux::eventfd_read(self.fd(), &mut count) };
     }
 }

@@ -60,6 +60,7 @@ mod steering;
 mod tag_matching;
 mod transition;
 mod transport;
+mod tuning;
 
 pub(crate) use address_vector::gid_like;
 pub use address_vector::{AddressHandle, AddressVector};
@@ -79,7 +80,6 @@ pub(crate) use extended_operations::function;
 pub use extended_operations::{FlushPlacement, SendOperations, WorkRequestOpcode};
 pub use global_route_header::GlobalRouteHeader;
 pub(crate) use message_limits::{ALWAYS_SENT, LONGEST_MESSAGE, MessageLimits};
-pub use modify::{DataInOrder, EnhancedConnection, RateLimit, ResolvedEthernet};
 pub use object::OpenedQueuePair;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 #[cfg(feature = "efa")]
@@ -99,6 +99,7 @@ pub(crate) use transport::{
     Writes,
 };
 pub use transport::{RawPacket, Rc, Transport, Uc, Ud, XrcReceive, XrcSend};
+pub use tuning::{DataInOrder, EnhancedConnection, RateLimit, ResolvedEthernet};
 
 /// The abilities of transports, as traits that bound the methods of a queue pair.
 pub mod marker {
