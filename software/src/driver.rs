@@ -346,9 +346,12 @@ impl Driver {
     }
 
     /// Attaches an event loop of the program, which waits for the returned file and its completion queue's, and polls when either is
-    /// readable. `None` if [many](MOST_LOOPS) loops do so already: the device's thread wakes the others.
+    /// readable. `None` if [many](MOST_LOOPS) loops do so already, or the file can be in no more sets: the device's thread wakes the others.
     pub(crate) fn attach(&self, is_attached: &AtomicBool) -> Option<c_int> {
         let Self::Thread(threaded) = self else { return None };
+        if !threaded.wake_fd.can_be_nested() {
+            return None;
+        }
         let one_more = |loops| (loops < MOST_LOOPS).then_some(loops + 1);
         if !is_attached.swap(true, Ordering::Relaxed)
             && threaded.loops.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err()

@@ -91,25 +91,36 @@ impl Epoll {
     }
 }
 
-/// An eventfd that wakes those who wait for it in an epoll set, edge-triggered. It is always readable, and nobody reads it.
+/// An eventfd that wakes those who wait for it in an epoll set, edge-triggered. To ring is to take one of its counter, which makes it
+/// writable once more. Two processes share the file with its flags, and each may do with it what it likes. So to ring is a call that says
+/// itself that it does not wait. A write would wait for a counter that is full, if the other process has cleared `O_NONBLOCK`.
 #[derive(Debug)]
 pub(crate) struct Bell(OwnedFd);
 
+/// A bell can be rung so often, which at a million times a second takes longer than any program runs.
+const RINGS: u64 = 1 << 62;
+
 impl Bell {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+        let (flags, rings) = (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK | libc::EFD_SEMAPHORE, RINGS);
+        // SAFETY: plain system calls; what the first returns is a new descriptor, ours alone; eight bytes are read from a live
+        // variable.
         unsafe {
-            match libc::eventfd(1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
+            let bell = match libc::eventfd(0, flags) {
+                -1 => return Err(io::Error::last_os_error()),
+                fd => Self(OwnedFd::from_raw_fd(fd)),
+            };
+            match libc::write(bell.0.as_raw_fd(), (&raw const rings).cast(), size_of_val(&rings)) {
                 -1 => Err(io::Error::last_os_error()),
-                fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
+                _ => Ok(bell),
             }
         }
     }
 
-    /// The bell that another process has sent, unless it is a file of another kind, which might take any time to write to.
+    /// The bell that another process has sent. `None`: the file is of another kind, or the kernel is older than 5.8 and has no
+    /// call for eventfds that never waits.
     ///
-    /// The kernel's files without a name share one inode. An eventfd is the only kind of them that is written to and that
-    /// every program can make, but for `fanotify`, which does not block either.
+    /// The kernel's files without a name share one inode. Only those of them that can be read without waiting are read from.
     pub(crate) fn open(file: OwnedFd) -> Option<Self> {
         let inode = |file: &OwnedFd| {
             // SAFETY: the structure is plain data, and the call gets its address.
@@ -119,15 +130,39 @@ impl Bell {
                 is_known.then_some((status.st_dev, status.st_ino))
             }
         };
-        let like = inode(&Self::new().ok()?.0);
-        (like.is_some() && inode(&file) == like).then_some(Self(file))
+        let own = Self::new().ok()?;
+        let like = inode(&own.0);
+        (like.is_some() && inode(&file) == like && own.take_one()).then_some(Self(file))
     }
 
-    /// Adds nothing to the counter, since adding to a full one blocks if whoever shares the file has asked for that.
+    /// Rings. A bell of this process alone is rung on older kernels too.
     pub(crate) fn ring(&self) {
-        let nothing = 0_u64;
-        // SAFETY: eight bytes are read from a live variable.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const nothing).cast(), 8) };
+        if !self.take_one() {
+            let mut one = 0_u64;
+            if io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
+                // SAFETY: eight bytes are written to a live variable.
+                unsafe { libc::read(self.0.as_raw_fd(), (&raw mut one).cast(), size_of_val(&one)) };
+            }
+        }
+    }
+
+    fn take_one(&self) -> bool {
+        let mut one = 0_u64;
+        let part = libc::iovec { iov_base: (&raw mut one).cast(), iov_len: size_of_val(&one) };
+        let at_its_position: libc::c_long = -1;
+        // SAFETY: eight bytes are written to a live variable at most.
+        let taken = unsafe {
+            libc::syscall(
+                libc::SYS_preadv2,
+                self.0.as_raw_fd(),
+                &raw const part,
+                1,
+                at_its_position,
+                at_its_position,
+                libc::RWF_NOWAIT,
+            )
+        };
+        taken == 8
     }
 
     pub(crate) fn as_fd(&self) -> &OwnedFd {
@@ -167,6 +202,12 @@ impl Waker {
     }
 }
 
+/// So many bells are in a set at most: one of each process that sends.
+pub(crate) const MOST_BELLS: usize = 256;
+
+/// In so many sets, one within the other, programs wait: a runtime's, a reactor's, and one to spare.
+const DEEP: usize = 3;
+
 /// One file that becomes readable when a thread of this process wakes its waiter, or another process does. Each other process has a
 /// bell of its own, and cannot take another's wake-up.
 #[derive(Debug)]
@@ -185,7 +226,7 @@ impl WakeFd {
 
     /// Adds a bell, until [`remove`](Self::remove), and wakes once.
     pub(crate) fn add(&self, bell: &Bell) -> io::Result<()> {
-        self.all.add(bell.0.as_raw_fd(), libc::EPOLLIN | libc::EPOLLET, 0)
+        self.all.add(bell.0.as_raw_fd(), libc::EPOLLOUT | libc::EPOLLET, 0)
     }
 
     pub(crate) fn remove(&self, bell: &Bell) {
@@ -198,7 +239,23 @@ impl WakeFd {
 
     /// Takes all wake-ups. Who waits for this file without taking them learns of those that come after that too, if edge-triggered.
     pub(crate) fn clear(&self) {
-        while self.all.wait(Some(Duration::ZERO)).count() == EVENTS {}
+        // A process that rings without an end keeps nobody here: what is left is a wake-up for nothing.
+        for _ in 0..MOST_BELLS / EVENTS + 2 {
+            if self.all.wait(Some(Duration::ZERO)).count() < EVENTS {
+                break;
+            }
+        }
+    }
+
+    /// Whether a program may wait for this file in a set that is in other sets. The kernel limits the paths from a file through
+    /// sets (`EINVAL`), and another process, which has the bells too, may have used them up.
+    pub(crate) fn can_be_nested(&self) -> bool {
+        let mut fd = self.fd();
+        [(); DEEP].map(|()| Epoll::new()).iter().all(|set| {
+            let is_added = set.as_ref().is_ok_and(|set| set.add(fd, libc::EPOLLIN, 0).is_ok());
+            fd = set.as_ref().map_or(-1, Epoll::fd);
+            is_added
+        })
     }
 
     pub(crate) fn fd(&self) -> c_int {
@@ -233,6 +290,27 @@ mod tests {
         assert!(!is_readable());
         wake_fd.wake();
         assert!(is_readable());
+    }
+
+    /// Another process has the bells too, and may put them into sets of its own.
+    #[test]
+    fn paths_that_are_used_up_are_noticed() {
+        let wake_fd = WakeFd::new().unwrap();
+        let bell = Bell::new().unwrap();
+        wake_fd.add(&bell).unwrap();
+        assert!(wake_fd.can_be_nested());
+        let line = [(); DEEP].map(|()| Epoll::new().unwrap());
+        let mut fd = bell.0.as_raw_fd();
+        for set in &line {
+            set.add(fd, libc::EPOLLIN, 0).unwrap();
+            fd = set.fd();
+        }
+        let used: Vec<_> = std::iter::repeat_with(|| Epoll::new().unwrap())
+            .take_while(|set| set.add(fd, libc::EPOLLIN, 0).is_ok())
+            .collect();
+        assert!(!wake_fd.can_be_nested(), "{}", used.len());
+        drop(used);
+        assert!(wake_fd.can_be_nested());
     }
 
     /// Times are not a multiple of the kernel's unit: a thread neither returns too early, nor again and again.

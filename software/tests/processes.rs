@@ -359,7 +359,7 @@ fn random(state: &mut u64) -> u64 {
 
 /// Says something to the device at an address, as no honest process does.
 fn says(at: IpAddr, text: &[u8], files: &[i32]) -> i32 {
-    let name = format!("\0ibverbs-software 5 {at}");
+    let name = format!("\0ibverbs-software 7 {at}");
     // SAFETY: plain system calls, with structures of the sizes that they are told.
     unsafe {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -367,7 +367,9 @@ fn says(at: IpAddr, text: &[u8], files: &[i32]) -> i32 {
         let mut to: libc::sockaddr_un = std::mem::zeroed();
         to.sun_family = libc::AF_UNIX as _;
         to.sun_path.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from as _);
-        libc::connect(socket, (&raw const to).cast(), (2 + name.len()) as u32);
+        let status = libc::connect(socket, (&raw const to).cast(), (2 + name.len()) as u32);
+        let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::ECONNREFUSED);
+        assert!(status == 0 || !refused, "nobody listens at {name:?}: has the version changed?");
         let mut control = [0_u64; 4];
         let header = control.as_mut_ptr().cast::<libc::cmsghdr>();
         let size = size_of_val(files) as u32;

@@ -28,10 +28,10 @@ pub(super) use self::direct_access::let_in;
 pub(crate) use self::direct_access::{DirectAccess, OneSided};
 pub(super) use self::receivers::Receivers;
 pub(super) use self::senders::Senders;
-use crate::files::Bell;
+use crate::files::{Bell, MOST_BELLS};
 
 /// How many connections a device accepts, and opens. Packets of more processes go through the kernel's network.
-const MOST: usize = 256;
+const MOST: usize = MOST_BELLS;
 
 /// The longest text of an address.
 const TEXT: usize = 64;
@@ -49,7 +49,7 @@ fn name(address: IpAddr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
         return None;
     }
     // Changed whenever what is said there, or the ring, changes.
-    let text = format!("\0ibverbs-software 6 {address}");
+    let text = format!("\0ibverbs-software 7 {address}");
     // SAFETY: all zeros is a valid address structure.
     let mut name: libc::sockaddr_un = unsafe { zeroed() };
     name.sun_family = libc::AF_UNIX as _;
