@@ -49,8 +49,16 @@ impl Buffers {
     }
 
     /// A buffer for what this stream sends. If there is none, the caller [adds](Starved::add) the stream to those that wait.
+    #[inline]
     pub(crate) fn take_for(&mut self, index: usize) -> Option<PooledBuffer> {
-        if !self.starved.may_take(index, || self.available()) {
+        if self.starved.places_taken == 0 { self.take() } else { self.take_in_turn(index) }
+    }
+
+    #[cold]
+    fn take_in_turn(&mut self, index: usize) -> Option<PooledBuffer> {
+        let free = self.available();
+        if !self.starved.may_take(index, || free) {
+            self.want_unless(free > 0);
             return None;
         }
         let found = self.take();
@@ -148,6 +156,8 @@ pub(crate) struct Starved {
     waiting: BTreeMap<u64, usize>,
     /// The places of streams, by index.
     places: Vec<Option<Place>>,
+    /// How many streams have one.
+    places_taken: usize,
     /// The next ticket.
     next: u64,
     /// Those that are called, and some that have looked since.
@@ -190,7 +200,9 @@ impl Starved {
         }
         let next = self.next;
         let place = self.places[index].get_or_insert(Place { ticket: next, is_called: false });
-        self.next += u64::from(place.ticket == next);
+        let is_new = place.ticket == next;
+        self.next += u64::from(is_new);
+        self.places_taken += usize::from(is_new);
         self.awaited -= usize::from(mem::take(&mut place.is_called));
         self.waiting.insert(place.ticket, index);
     }
@@ -199,6 +211,7 @@ impl Starved {
     #[inline]
     pub(crate) fn remove(&mut self, index: usize) {
         if let Some(place) = self.places.get_mut(index).and_then(Option::take) {
+            self.places_taken -= 1;
             self.awaited -= usize::from(place.is_called);
             self.waiting.remove(&place.ticket);
         }

@@ -63,6 +63,7 @@ fn status() -> ForkStatus {
 }
 
 /// A number that is another one in each child of `fork`, whatever its process ID: what the parent has is not the child's to use.
+/// A child of `_Fork`, or of the system call alone, which call no handler of `pthread_atfork`, has its parent's number.
 pub fn forks() -> u32 {
     static FORKS: AtomicU32 = AtomicU32::new(0);
     static ONCE: Once = Once::new();
