@@ -714,6 +714,7 @@ impl Threaded {
         let now = engine.core.now();
         for peer in gone {
             engine.connections.lose_peer(peer, now);
+            engine.core.link().lose_peer(peer);
         }
         waited |= !engine.core.held.is_empty() || !engine.core.runnable.is_empty();
         engine.release_answers();

@@ -129,17 +129,39 @@ fn fixed_address() -> IpAddr {
     IpAddr::from([127, 160 | b, c, d])
 }
 
-/// The child's part of the next test: sends back what it receives.
+/// The child's part of the next tests: sends back what it receives.
 #[test]
 fn sends_back_until_its_peer_is_gone() {
-    if !is_child("sends_back_until_its_peer_is_gone") {
-        return;
+    if is_child("sends_back_until_its_peer_is_gone") {
+        send_back(|| ());
     }
+}
+
+/// The same, without a descriptor that is free once it has connected.
+#[test]
+fn sends_back_at_its_limit() {
+    if is_child("sends_back_at_its_limit") {
+        send_back(|| {
+            // SAFETY: no memory is involved but a live structure.
+            unsafe {
+                let free = (0..4096).find(|&fd| libc::fcntl(fd, libc::F_GETFD) < 0).unwrap();
+                let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+                limit.rlim_cur = free as u64;
+                assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+            }
+            println!("no descriptor is free");
+        });
+    }
+}
+
+fn send_back(when_connected: impl FnOnce()) {
     let address = parent();
     let device = Device::builder().address(fixed_address()).build().unwrap();
     let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();
     let (mut channel, _) = prepare(&domain).connect(address, b"", deadline()).unwrap();
+    when_connected();
     let mut buffer = domain.allocate::<u32>(1).unwrap();
     while channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).is_ok() {
         channel.until(deadline()).send(buffer.slice(..).unwrap()).unwrap();
@@ -184,8 +206,7 @@ fn packets_to_other_processes_are_in_shared_memory() {
         exchange(&mut channel, &domain, |number| number == 100);
         assert_eq!(rings(), 2);
         child.kill();
-        // Our ring goes when a packet finds no peer: an acknowledgement that was held back may be that packet.
-        wait_until("the thread forgets the peer", || rings() <= 1);
+        wait_until("the thread forgets the peer", || rings() == 0);
     }
     drop((context, device));
     wait_until("nothing is left", || rings() == 0);
@@ -207,6 +228,22 @@ fn processes_of_other_users_share_no_memory() {
     let _child = Process::run_as(1, "sends_back_until_its_peer_is_gone", address);
     let accepted = prepare(&domain).accept(&listener, b"", deadline());
     let (mut channel, _) = accepted.unwrap();
+    exchange(&mut channel, &domain, |number| number == 100);
+    assert_eq!(rings(), 0);
+}
+
+/// It cannot take the ring that is handed over to it, nor hand over one.
+#[test]
+fn a_process_without_a_free_descriptor_is_reached_through_the_kernel() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut child = Process::run("sends_back_at_its_limit", address);
+    let (mut channel, _) = prepare(&domain).accept(&listener, b"", deadline()).unwrap();
+    child.wait_for("no descriptor is free");
     exchange(&mut channel, &domain, |number| number == 100);
     assert_eq!(rings(), 0);
 }

@@ -56,6 +56,9 @@ pub(crate) trait Link: Debug + Send {
     /// Drops what there was no room for, if it is from one of these addresses.
     fn drop_rest(&mut self, _from: &[IpAddr]) {}
 
+    /// The process at an address has ended.
+    fn lose_peer(&mut self, _peer: IpAddr) {}
+
     /// Whether packets from one address to the other find no room at the moment. A sender that learns of no loss
     /// holds back then.
     fn is_full(&mut self, _from: IpAddr, _to: IpAddr) -> bool {

@@ -254,6 +254,10 @@ impl Place {
         }
     }
 
+    pub(super) fn lose_peer(&mut self, peer: IpAddr) {
+        self.senders.iter_mut().for_each(|senders| senders.lose_peer(peer));
+    }
+
     /// Sends what rings had no room for. Returns whether nothing is left to do.
     pub(super) fn send_rest(&mut self) -> bool {
         self.senders.as_mut().is_none_or(Senders::send_rest)

@@ -145,6 +145,10 @@ impl Link for UdpLink {
         is_done
     }
 
+    fn lose_peer(&mut self, peer: IpAddr) {
+        self.place.lose_peer(peer);
+    }
+
     fn is_full(&mut self, from: IpAddr, to: IpAddr) -> bool {
         self.place.is_full(from, to) || !self.waiting.is_empty() && !self.place.is_near(from, to)
     }

@@ -109,6 +109,11 @@ impl Writer {
         true
     }
 
+    /// Lets a reader that comes later see nothing.
+    pub(super) fn withdraw(&mut self) {
+        self.mapping.header().front.written.store(0, Ordering::Release);
+    }
+
     /// Lets the reader see what was written. Returns whether it has to be woken.
     pub(super) fn publish(&mut self) -> bool {
         if self.published == self.written {

@@ -28,10 +28,17 @@ const MOST_WAITING: usize = 16_384;
 /// For how long they wait for a process that reads nothing. A test reads nothing while it writes, which may take long.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
 
+/// For how long a process may take to let us in. One that has no file left cannot, and one that is stopped does not. Tests let
+/// nobody in for as long as they like.
+const ANSWERS_WITHIN: Duration = if cfg!(test) { PATIENCE } else { Duration::from_millis(100) };
+
+/// How long to wait before asking a process again that has not answered: packets wait for its answer each time.
+const LATER: Duration = Duration::from_secs(5);
+
 /// The path to an address.
 #[derive(Debug)]
 enum Path {
-    /// Through the kernel's network, since this time: the peer's address has no listener, or its listener has refused us.
+    /// Through the kernel's network, until this time: the peer's address has no listener, or its listener has refused us.
     Network(Instant),
     Ring(Connection),
 }
@@ -43,6 +50,8 @@ pub(in crate::link) struct Connection {
     writer: Writer,
     /// Wakes the other side, which has let us in and sent it. `None`: it has not answered.
     bell: Option<Bell>,
+    /// When the ring was handed over.
+    opened: Instant,
     /// This process's access to the memory of the process with this number.
     reach: Option<Reach>,
     process: libc::pid_t,
@@ -74,6 +83,7 @@ impl Connection {
             connection,
             writer,
             bell: None,
+            opened: now,
             reach: None,
             process,
             looked: now,
@@ -101,20 +111,31 @@ impl Connection {
     /// Hears what the other process says, and returns whether it is gone.
     fn is_cut_off(&mut self) -> bool {
         match listen(&self.connection) {
-            Heard::Nothing => false,
+            Heard::Nothing if !self.is_late() => return false,
             Heard::Answer(bell, table) if !self.is_answered() => {
                 self.bell = Some(bell);
                 self.reach = table.and_then(|table| Reach::new(&table, self.process).ok());
                 self.unanswered = Vec::new();
-                false
+                return false;
             }
-            Heard::Answer(..) | Heard::End => {
-                // Of two calls, the second one finds this too.
-                // SAFETY: no memory is involved.
-                unsafe { libc::shutdown(self.connection.as_raw_fd(), libc::SHUT_RDWR) };
-                true
-            }
+            // If it lets us in later, it finds an empty ring: the packets went another way.
+            Heard::Nothing => self.writer.withdraw(),
+            Heard::Answer(..) | Heard::End => {}
         }
+        // Of two calls, the second one finds this too.
+        // SAFETY: no memory is involved.
+        unsafe { libc::shutdown(self.connection.as_raw_fd(), libc::SHUT_RDWR) };
+        true
+    }
+
+    /// Whether the other process has had its time to answer.
+    fn is_late(&self) -> bool {
+        !self.is_answered() && self.opened.elapsed() >= ANSWERS_WITHIN
+    }
+
+    /// When to ask a process again that has not let us in.
+    fn again(&self) -> Instant {
+        Instant::now() + if self.is_late() { LATER } else { AGAIN }
     }
 
     /// Carries out an operation in the other process's memory; see [`Reach::carry_out`].
@@ -254,6 +275,14 @@ impl Senders {
         }
     }
 
+    /// The process at an address has ended: closes the rings that it has read.
+    pub(in crate::link) fn lose_peer(&mut self, peer: IpAddr) {
+        self.paths.retain(|&(_, to), path| match path {
+            Path::Ring(ring) if to == peer && ring.is_answered() => !ring.is_cut_off(),
+            _ => true,
+        });
+    }
+
     /// Packets that are to go through the kernel's network, before all others.
     pub(in crate::link) fn take_refused(&mut self) -> Vec<Packet> {
         std::mem::take(&mut self.refused)
@@ -266,19 +295,19 @@ impl Senders {
         }
         match self.paths.get_mut(&(from, to)) {
             None => self.open(from, to),
-            Some(Path::Network(since)) => {
-                if since.elapsed() >= AGAIN {
+            Some(Path::Network(until)) => {
+                if Instant::now() >= *until {
                     self.open(from, to);
                 }
             }
             Some(Path::Ring(ring)) => {
                 if ring.is_gone() {
-                    let was_there = ring.is_answered();
+                    let (was_there, again) = (ring.is_answered(), ring.again());
                     self.forget(from, to);
                     if was_there {
                         self.open(from, to);
                     } else {
-                        self.paths.insert((from, to), Path::Network(Instant::now()));
+                        self.paths.insert((from, to), Path::Network(again));
                     }
                 }
             }
@@ -324,7 +353,7 @@ impl Senders {
             let Path::Ring(ring) = path else { continue };
             if ring.is_busy() {
                 if ring.is_cut_off() {
-                    gone.push(addresses);
+                    gone.push((addresses, ring.again()));
                     continue;
                 }
                 ring.write_waiting();
@@ -332,9 +361,9 @@ impl Senders {
                 is_done &= !ring.is_busy();
             }
         }
-        for (from, to) in gone {
+        for ((from, to), again) in gone {
             self.forget(from, to);
-            self.paths.insert((from, to), Path::Network(Instant::now()));
+            self.paths.insert((from, to), Path::Network(again));
         }
         is_done
     }
@@ -387,10 +416,10 @@ impl Senders {
         let is_here = namespace() == Some(self.namespace);
         let own = self.listeners.get(&from).filter(|_| is_here);
         let ring = own.and_then(|own| Connection::new((from, own), to));
-        let path = ring.map_or_else(|| Path::Network(Instant::now()), Path::Ring);
+        let path = ring.map_or_else(|| Path::Network(Instant::now() + AGAIN), Path::Ring);
         if matches!(path, Path::Ring(_)) || self.paths.len() >= MOST {
             self.paths.retain(|_, path| match path {
-                Path::Network(since) => since.elapsed() < AGAIN,
+                Path::Network(until) => Instant::now() < *until,
                 Path::Ring(ring) => !ring.is_cut_off(),
             });
         }
