@@ -37,14 +37,18 @@ impl Rails {
                 Ok(Some(ended)) => {
                     *progress += 1;
                     let (channel, token) = (ended.channel, ended.token);
+                    let is_piece = token != RECEIVE
+                        && lanes.get(channel.index()).is_some_and(|lane| {
+                            matches!(lane.sends.front(), Some(Work::Piece(..)))
+                        });
                     // Each case by itself: a reference to what has ended would keep all of it in memory.
                     match ended.result() {
-                        Ok(_)
-                            if token != RECEIVE
-                                && let Some(lane) = lanes.get_mut(channel.index())
-                                && let Some(&Work::Piece(id, Piece { len, .. })) =
-                                    lane.sends.front() =>
-                        {
+                        Ok(_) if is_piece => {
+                            let Some(lane) = lanes.get_mut(channel.index()) else { continue };
+                            let Some(&Work::Piece(id, Piece { len, .. })) = lane.sends.front()
+                            else {
+                                continue;
+                            };
                             lane.sends.pop_front();
                             let Some(peer) = peers.get_mut(lane.peer) else { continue };
                             let pair = &mut peer.pairs[lane.pair];

@@ -96,8 +96,8 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
         #[doc(alias = "cq_context")]
         token(token: usize) => self.token = token;
 
-        /// The interrupt that serves the queue: an index (0 unless set) below [`Context::completion_vectors`].
-        /// Different vectors let different processors serve queues.
+        /// The interrupt that serves the queue: an index (0 unless set) below
+        /// [`Context::completion_vectors`](crate::Context::completion_vectors). Different vectors let different processors serve queues.
         #[doc(alias = "comp_vector")]
         completion_vector(vector: u32) => self.completion_vector = Some(vector);
 
@@ -138,7 +138,7 @@ impl<'ctx> CompletionQueueBuilder<'ctx> {
     }
 
     /// `IBV_CQ_INIT_ATTR_MASK_PD`: makes the queue use the allocator and thread domain of a [parent
-    /// domain](ProtectionDomain::parent_domain). Makes it [`extended`](Self::extended). Only efa, hns, ionic and mlx5
+    /// domain](crate::ProtectionDomain::parent_domain). Makes it [`extended`](Self::extended). Only efa, hns, ionic and mlx5
     /// have this.
     #[doc(alias = "IBV_CQ_INIT_ATTR_MASK_PD")]
     pub fn parent_domain(mut self, domain: impl Into<DomainRef<'ctx>>) -> Self {
