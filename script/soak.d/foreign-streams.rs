@@ -32,7 +32,7 @@ pub mod net {
     pub struct TcpListener(Mutex<Listener>, SocketAddr);
 
     impl TcpListener {
-        pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        pub async fn bind(address: impl ToSocketAddrs + std::fmt::Debug) -> io::Result<Self> {
             let listener = Listener::bind(&hub()?, address).await?;
             let local = listener.local_addr()?;
             Ok(Self(Mutex::new(listener), local))
@@ -65,7 +65,7 @@ pub mod net {
             Self(ReadHalf(read, number), WriteHalf(write, number))
         }
 
-        pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
+        pub async fn connect(address: impl ToSocketAddrs + std::fmt::Debug) -> io::Result<Self> {
             Stream::connect(&hub()?, address).await.map(Self::new)
         }
 
@@ -153,7 +153,7 @@ pub mod blocking {
     pub struct TcpStream(ibverbs_stream::Stream);
 
     impl TcpListener {
-        pub fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        pub fn bind(address: impl ToSocketAddrs + std::fmt::Debug) -> io::Result<Self> {
             ibverbs_stream::Listener::bind(&hub()?, address).map(Self)
         }
 
@@ -167,7 +167,7 @@ pub mod blocking {
     }
 
     impl TcpStream {
-        pub fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
+        pub fn connect(address: impl ToSocketAddrs + std::fmt::Debug) -> io::Result<Self> {
             let soon = Instant::now() + Duration::from_secs(60);
             ibverbs_stream::Stream::connect(&hub()?, address, soon).map(Self)
         }
