@@ -135,15 +135,9 @@ impl Bell {
         (like.is_some() && inode(&file) == like && own.take_one()).then_some(Self(file))
     }
 
-    /// Rings. A bell of this process alone is rung on older kernels too.
+    /// Rings. Whatever kind of file the other process has sent, this does not wait.
     pub(crate) fn ring(&self) {
-        if !self.take_one() {
-            let mut one = 0_u64;
-            if io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
-                // SAFETY: eight bytes are written to a live variable.
-                unsafe { libc::read(self.0.as_raw_fd(), (&raw mut one).cast(), size_of_val(&one)) };
-            }
-        }
+        self.take_one();
     }
 
     fn take_one(&self) -> bool {
@@ -205,7 +199,7 @@ impl Waker {
 /// So many bells are in a set at most: one of each process that sends.
 pub(crate) const MOST_BELLS: usize = 256;
 
-/// In so many sets, one within the other, programs wait: a runtime's, a reactor's, and one to spare.
+/// Programs wait for the file in a set of a reactor's, which is in a set of a runtime's. One more is to spare.
 const DEEP: usize = 3;
 
 /// One file that becomes readable when a thread of this process wakes its waiter, or another process does. Each other process has a
@@ -234,12 +228,16 @@ impl WakeFd {
     }
 
     pub(crate) fn wake(&self) {
-        self.own.ring();
+        // No other process has this bell, so the call that every kernel has does not wait either.
+        let mut one = 0_u64;
+        let fd = self.own.0.as_raw_fd();
+        // SAFETY: eight bytes are written to a live variable.
+        unsafe { libc::read(fd, (&raw mut one).cast(), size_of_val(&one)) };
     }
 
     /// Takes all wake-ups. Who waits for this file without taking them learns of those that come after that too, if edge-triggered.
     pub(crate) fn clear(&self) {
-        // A process that rings without an end keeps nobody here: what is left is a wake-up for nothing.
+        // Another process may ring all the time. A wake-up that is left wakes a thread for nothing, once.
         for _ in 0..MOST_BELLS / EVENTS + 2 {
             if self.all.wait(Some(Duration::ZERO)).count() < EVENTS {
                 break;

@@ -193,7 +193,7 @@ fn is_quiet(connection: &OwnedFd) -> bool {
     peek(connection).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Whether the other end is gone, or sends nothing more, also behind messages that nobody has taken.
+/// Whether the other end is gone, or sends nothing more. Messages that nobody has taken yet do not hide that.
 fn is_hung_up(connection: &OwnedFd) -> bool {
     let mut file = libc::pollfd { fd: connection.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one live structure.

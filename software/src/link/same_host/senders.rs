@@ -28,8 +28,8 @@ const MOST_WAITING: usize = 16_384;
 /// For how long they wait for a process that reads nothing. A test reads nothing while it writes, which may take long.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
 
-/// For how long a process may take to let us in. One that has no file left cannot, and one that is stopped does not. Tests let
-/// nobody in for as long as they like.
+/// For how long a process may take to let us in. One that has no descriptor left cannot, and one that is stopped does not. The
+/// other side of a test may take longer.
 const ANSWERS_WITHIN: Duration = if cfg!(test) { PATIENCE } else { Duration::from_millis(100) };
 
 /// How long to wait before asking a process again that has not answered: packets wait for its answer each time.

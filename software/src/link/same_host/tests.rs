@@ -623,7 +623,7 @@ fn answered(connection: &OwnedFd) -> Bell {
     }
 }
 
-/// A process wakes this one as often as it likes, reads its bell, and sends messages that nobody waits for. The thread that waits is
+/// A process rings again and again, fills its bell, and sends messages that nobody expects. The thread that waits is
 /// woken, by others as before, and no longer than that process lives.
 #[test]
 fn a_process_that_wakes_for_nothing_is_heard_and_forgotten() {
@@ -680,8 +680,12 @@ fn a_bell_is_rung_without_waiting() {
     // SAFETY: plain system calls; the new descriptor is this test's alone.
     let empty = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
     let empty = Bell::open(empty).unwrap();
+    // A kind of file that looks like one, and whose reader would wait.
+    // SAFETY: a plain system call; the new descriptor is this test's alone.
+    let other = unsafe { OwnedFd::from_raw_fd(libc::timerfd_create(libc::CLOCK_MONOTONIC, 0)) };
+    let other = Bell::open(other).unwrap();
     let (sender, rung) = std::sync::mpsc::channel();
-    for bell in [full, empty] {
+    for bell in [full, empty, other] {
         // SAFETY: a plain system call for a descriptor of this test's.
         assert_eq!(unsafe { libc::fcntl(bell.as_fd().as_raw_fd(), libc::F_SETFL, 0) }, 0);
         let sender = sender.clone();
@@ -690,7 +694,7 @@ fn a_bell_is_rung_without_waiting() {
             sender.send(()).unwrap();
         });
     }
-    for _ in 0..2 {
+    for _ in 0..3 {
         rung.recv_timeout(Duration::from_secs(60)).expect("it waits for the other process");
     }
 }
