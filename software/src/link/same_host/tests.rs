@@ -682,7 +682,7 @@ fn a_bell_is_rung_without_waiting() {
     let empty = Bell::open(empty).unwrap();
     // A kind of file that looks like one, and whose reader would wait.
     // SAFETY: a plain system call; the new descriptor is this test's alone.
-    let other = unsafe { OwnedFd::from_raw_fd(libc::timerfd_create(libc::CLOCK_MONOTONIC, 0)) };
+    let other = unsafe { OwnedFd::from_raw_fd(libc::inotify_init1(0)) };
     let other = Bell::open(other).unwrap();
     let (sender, rung) = std::sync::mpsc::channel();
     for bell in [full, empty, other] {
