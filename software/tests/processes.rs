@@ -206,7 +206,9 @@ fn packets_to_other_processes_are_in_shared_memory() {
         exchange(&mut channel, &domain, |number| number == 100);
         assert_eq!(rings(), 2);
         child.kill();
-        wait_until("the thread forgets the peer", || rings() == 0);
+        // The kernel closes the files of a process one by one. If the peer's end of our ring was open when its own ring ended, ours
+        // goes when the next packet finds no peer, or another process is connected to.
+        wait_until("the thread forgets the peer", || rings() <= 1);
     }
     drop((context, device));
     wait_until("nothing is left", || rings() == 0);

@@ -275,7 +275,8 @@ impl Senders {
         }
     }
 
-    /// The process at an address has ended: closes the rings that it has read.
+    /// The process at an address has ended: closes the rings that it has read. The kernel may close its end of them a little later:
+    /// then [`is_gone`](Connection::is_gone) finds that.
     pub(in crate::link) fn lose_peer(&mut self, peer: IpAddr) {
         self.paths.retain(|&(_, to), path| match path {
             Path::Ring(ring) if to == peer && ring.is_answered() => !ring.is_cut_off(),
