@@ -165,7 +165,8 @@ pub(crate) fn w7(rig: &mut ChannelRig, operations: u64) -> Result<u64, Transport
     let message = region.slice(..LENGTH)?;
     let mut sum = 0;
     let result = channel.scope(|scope| {
-        let mut window = [(); WINDOW].map(move |()| scope.post_send(message).expect("there is room"));
+        let mut window =
+            [(); WINDOW].map(move |()| scope.post_send(message).expect("there is room"));
         let mut posted = WINDOW_OPERATIONS;
         while posted < operations {
             for pending in &mut window {
