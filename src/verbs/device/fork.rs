@@ -1,5 +1,5 @@
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::base::{Error, Result, c_enum, ffi};
 
@@ -62,19 +62,25 @@ fn status() -> ForkStatus {
     unsafe { ffi::ibv_is_fork_initialized() }.into()
 }
 
-/// A number that is another one in each child of `fork`, whatever its process ID: what the parent has is not the child's to use.
-/// A child of `_Fork`, or of the system call alone, which call no handler of `pthread_atfork`, has its parent's number.
+/// A number that tells a process from its parent: the C library's `fork` gives the child another one, also if both have the same
+/// process ID. What was made under one number is not to be used under another.
+///
+/// A child of `_Fork`, or of the system call alone, has its parent's number: neither calls handlers of `pthread_atfork`. Such a
+/// child has another process ID.
 pub fn forks() -> u32 {
     static FORKS: AtomicU32 = AtomicU32::new(0);
-    static ONCE: Once = Once::new();
+    static COUNTS: AtomicBool = AtomicBool::new(false);
     extern "C" fn count() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
-    ONCE.call_once(|| {
+    // Two threads may do this, and each fork then counts twice. If one waited for the other, a child without that thread would
+    // wait for ever.
+    if !COUNTS.load(Ordering::Acquire) {
         // SAFETY: the function may be called in any child: it changes an atomic only. If memory is short, a child that
         // goes on to use its parent's device may disturb that device's connections, as it may with its sockets.
         unsafe { libc::pthread_atfork(None, None, Some(count)) };
-    });
+        COUNTS.store(true, Ordering::Release);
+    }
     FORKS.load(Ordering::Relaxed)
 }
 
