@@ -1,8 +1,11 @@
-//! The machine's Unix sockets, as the kernel lists them (`NETLINK_SOCK_DIAG`, what `ss -x` reads).
+//! Sockets with an abstract name: the machine's, as the kernel lists them (`NETLINK_SOCK_DIAG`, what `ss -x` reads), and ours, to
+//! which strangers can send nothing.
 
+use std::ffi::c_int;
 use std::io;
-use std::mem::size_of;
+use std::mem::{offset_of, size_of, size_of_val};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
@@ -22,6 +25,45 @@ pub(crate) struct UnixSocket {
     pub(crate) name: Vec<u8>,
     /// The inode of the socket that it is connected to.
     pub(crate) peer: Option<u32>,
+}
+
+/// A new socket with this abstract name, or with one that the kernel chooses if this is empty. Any user can send to a name: the
+/// kernel drops what is sent to this socket, on the sender's side, until [`hear`].
+///
+/// # Errors
+///
+/// `EADDRINUSE`: another socket has the name. `EMFILE`, `ENFILE`, `ENOMEM`: no file or memory is left.
+pub(crate) fn deaf(name: &[u8]) -> io::Result<UnixDatagram> {
+    let socket = UnixDatagram::unbound()?;
+    let nothing = libc::BPF_RET | libc::BPF_K;
+    let mut drops = libc::sock_filter { code: nothing as _, jt: 0, jf: 0, k: 0 };
+    set(&socket, libc::SO_ATTACH_FILTER, &libc::sock_fprog { len: 1, filter: &mut drops })?;
+    // SAFETY: all zeros is a valid address structure.
+    let mut to: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    to.sun_family = libc::AF_UNIX as _;
+    let path = to.sun_path.get_mut(1..=name.len()).ok_or(io::ErrorKind::InvalidInput)?;
+    path.iter_mut().zip(name).for_each(|(to, &from)| *to = from as _);
+    let length = if name.is_empty() { 0 } else { 1 + name.len() };
+    let size = offset_of!(libc::sockaddr_un, sun_path) + length;
+    // SAFETY: the address is live, and has that size at least.
+    match unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), size as _) } {
+        0 => Ok(socket),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Lets a socket of [`deaf`] receive.
+pub(crate) fn hear(socket: &UnixDatagram) -> io::Result<()> {
+    set(socket, libc::SO_DETACH_FILTER, &0_i32)
+}
+
+fn set<T>(socket: &UnixDatagram, option: c_int, value: &T) -> io::Result<()> {
+    let (fd, size) = (socket.as_raw_fd(), size_of_val(value) as libc::socklen_t);
+    // SAFETY: the value is live, of that size, and of the option's type.
+    let status = unsafe {
+        libc::setsockopt(fd, libc::SOL_SOCKET, option, std::ptr::from_ref(value).cast(), size)
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// `struct nlmsghdr`, and `struct unix_diag_req` behind it.

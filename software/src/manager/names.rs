@@ -63,7 +63,7 @@ fn address(name: &str) -> io::Result<SocketAddr> {
 }
 
 fn bind(name: &str) -> io::Result<UnixDatagram> {
-    UnixDatagram::bind_addr(&address(name)?)
+    unix_sockets::deaf(name.as_bytes())
 }
 
 fn errno(error: io::Error) -> c_int {
@@ -170,6 +170,16 @@ mod tests {
         assert_eq!(find(port, family), Some(own));
         drop(taken);
         assert_eq!(find(port, family), None);
+    }
+
+    /// Its owner closes what is sent there, and the closing of a file may wait.
+    #[test]
+    fn nothing_can_be_sent_to_a_port() {
+        let at = another("ibverbs-cm/test");
+        let (port, stranger) = (bind(&at).unwrap(), UnixDatagram::unbound().unwrap());
+        stranger.send_to_addr(&[1], &address(&at).unwrap()).unwrap();
+        port.set_nonblocking(true).unwrap();
+        assert_eq!(port.recv(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -8,44 +8,34 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::io;
 use std::mem::size_of;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ffi::ibv_event_type;
+use crate::link::unix_sockets::{deaf, hear};
 
 /// Makes such a file. Its owner closes it.
 pub(crate) fn create() -> io::Result<c_int> {
-    // SAFETY: the calls get live, initialised arguments of the sizes that they are told; the descriptor is
-    // ours until it is returned.
-    unsafe {
-        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let close = |error| {
-            libc::close(fd);
-            error
-        };
-        let mut name: libc::sockaddr_un = std::mem::zeroed();
-        name.sun_family = libc::AF_UNIX as _;
-        let mut size = size_of::<libc::sa_family_t>() as libc::socklen_t;
-        // Without a path, the kernel chooses a name.
-        if libc::bind(fd, (&raw const name).cast(), size) != 0 {
-            return Err(close(io::Error::last_os_error()));
-        }
-        size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-        if libc::getsockname(fd, (&raw mut name).cast(), &mut size) != 0
-            || libc::connect(fd, (&raw const name).cast(), size) != 0
-        {
-            return Err(close(io::Error::last_os_error()));
-        }
-        // The most that an ordinary user may have. A full file loses no event: see `Core::notify`.
-        let wanted: c_int = 1 << 20;
-        let size = size_of::<c_int>() as libc::socklen_t;
-        for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
-            libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const wanted).cast(), size);
-        }
-        Ok(fd)
+    create_and(|_| ())
+}
+
+/// `named` is called while the file has a name and no peer, when any user can send to it.
+fn create_and(named: impl FnOnce(&UnixDatagram)) -> io::Result<c_int> {
+    let socket = deaf(b"")?;
+    named(&socket);
+    // From here on, the kernel refuses what others send.
+    socket.connect_addr(&socket.local_addr()?)?;
+    hear(&socket)?;
+    // The most that an ordinary user may have. A full file loses no event: see `Core::notify`.
+    let wanted: c_int = 1 << 20;
+    let size = size_of::<c_int>() as libc::socklen_t;
+    for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+        let (fd, value) = (socket.as_raw_fd(), (&raw const wanted).cast());
+        // SAFETY: the value is a live integer of that size.
+        unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, value, size) };
     }
+    Ok(socket.into_raw_fd())
 }
 
 /// The longest record: `struct ib_uverbs_async_event_desc`.
@@ -158,7 +148,7 @@ pub(crate) fn take_back(fd: c_int, mut gone: impl FnMut(&Record) -> bool) -> u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::os::fd::{FromRawFd, OwnedFd};
 
     #[test]
     fn records_are_read_in_order_and_taken_back() {
@@ -175,6 +165,24 @@ mod tests {
             true
         });
         assert_eq!(seen, [2, 3]);
+    }
+
+    /// A record has the address of an object: none may come from anyone else.
+    #[test]
+    fn no_stranger_puts_a_record_in() {
+        let stranger = UnixDatagram::unbound().unwrap();
+        let mut name = None;
+        let named = |file: &UnixDatagram| {
+            name = file.local_addr().ok();
+            stranger.send_to_addr(&[0x41; 8], name.as_ref().unwrap()).unwrap();
+        };
+        // SAFETY: the descriptor is ours.
+        let file = unsafe { OwnedFd::from_raw_fd(create_and(named).unwrap()) };
+        assert!(stranger.send_to_addr(&[0x41; 8], &name.unwrap()).is_err());
+        let own = Record::completion(1);
+        assert!(put(file.as_raw_fd(), &own));
+        assert_eq!(take_back(file.as_raw_fd(), |record| *record == own), 1);
+        assert_eq!(take_back(file.as_raw_fd(), |_| true), 0, "a stranger's");
     }
 
     #[test]
