@@ -396,6 +396,26 @@ async fn look_up(address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Vec<Soc
     addresses_of(name, ::tokio::net::lookup_host(address).await)
 }
 
+/// Connects to the first address at which a peer answers. A driver notices meanwhile that the device fails.
+async fn first<F>(
+    hub: &Arc<Inner>,
+    address: impl ToSocketAddrs + fmt::Debug,
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<Stream>
+where
+    F: Future<Output = io::Result<Stream>>,
+{
+    ensure_driven(hub)?;
+    let mut last = None;
+    for to in look_up(address).await? {
+        match connect(to).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| ErrorKind::InvalidInput.into()))
+}
+
 /// Connects over a stream, up to what the peer says of itself.
 async fn join<T>(mut handshake: Handshake, stream: &mut T) -> io::Result<(Handshake, Vec<u8>)>
 where
@@ -489,18 +509,18 @@ impl Stream {
         &self.write.0.handle
     }
 
-    /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. There is no deadline but that of TCP, for each
-    /// address of the name: use [`timeout`](::tokio::time::timeout).
+    /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. Addresses of a name are tried one after the other,
+    /// and the error is that of the last one. There is no deadline but that of TCP for each: a server that takes the connection, and
+    /// says nothing, keeps the task waiting. Use [`timeout`](::tokio::time::timeout).
     ///
     /// # Errors
     ///
     /// Those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(hub: &Hub, address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Self> {
-        let connects = async {
-            let addresses = look_up(address).await?;
-            let stream = TcpStream::connect(&addresses[..]).await?;
+        let connects = first(&hub.inner, address, |to| async move {
+            let stream = TcpStream::connect(to).await?;
             over_tcp(Handshake::new(&hub.inner, Role::Connects)?, stream).await
-        };
+        });
         hub.inner.unless_stopped(connects).await
     }
 
@@ -517,17 +537,9 @@ impl Stream {
         hub: &Hub,
         address: impl ToSocketAddrs + fmt::Debug,
     ) -> io::Result<Self> {
-        let connects = async {
-            ensure_driven(&hub.inner)?;
-            let mut last = None;
-            for to in look_up(address).await? {
-                match manager::connect_on_tokio(&hub.inner, to, now() + PATIENCE).await {
-                    Ok(handle) => return Ok(Self::new(handle)),
-                    Err(error) => last = Some(error),
-                }
-            }
-            Err(last.unwrap_or_else(|| ErrorKind::InvalidInput.into()))
-        };
+        let connects = first(&hub.inner, address, |to| async move {
+            manager::connect_on_tokio(&hub.inner, to, now() + PATIENCE).await.map(Self::new)
+        });
         hub.inner.unless_stopped(connects).await
     }
 

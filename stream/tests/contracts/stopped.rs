@@ -85,29 +85,43 @@ fn is_asked(port: u16) -> bool {
     std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&state)
 }
 
-/// The server's backlog is full, so that TCP itself has no answer.
+/// A server whose backlog is full, so that TCP itself has no answer.
+struct Full {
+    to: SocketAddr,
+    _listener: TcpListener,
+    _waiting: Vec<TcpStream>,
+}
+
+impl Full {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // SAFETY: the descriptor is a listener's.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let to = listener.local_addr().unwrap();
+        let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(1)).ok();
+        let waiting = std::iter::from_fn(connect).collect();
+        Self { to, _listener: listener, _waiting: waiting }
+    }
+
+    fn wait_until_asked(&self) {
+        let until = soon();
+        while !is_asked(self.to.port()) {
+            assert!(Instant::now() < until, "nobody connects");
+            thread::yield_now();
+        }
+    }
+}
+
 #[test]
 fn a_connect_ends_while_tcp_waits() {
-    let full = TcpListener::bind("127.0.0.1:0").unwrap();
-    // SAFETY: the descriptor is a listener's.
-    assert_eq!(unsafe { libc::listen(full.as_raw_fd(), 0) }, 0);
-    let to = full.local_addr().unwrap();
-    let mut waiting = Vec::new();
-    while let Ok(stream) = TcpStream::connect_timeout(&to, Duration::from_secs(1)) {
-        waiting.push(stream);
-    }
+    let full = Full::new();
+    let to = full.to;
     let mut hosts = Vec::new();
     let new_hub = || {
         hosts.push(Host::new());
         hosts.last().unwrap().hub.clone()
     };
-    let wait = |_: &Hub| {
-        let until = soon();
-        while !is_asked(to.port()) {
-            assert!(Instant::now() < until, "nobody connects");
-            thread::yield_now();
-        }
-    };
+    let wait = |_: &Hub| full.wait_until_asked();
     let by_thread = |hub: &Hub| Stream::connect(hub, to, late());
     try_both(new_hub, wait, by_thread, async |hub| tasks::Stream::connect(hub, to).await);
 }
@@ -248,5 +262,15 @@ fn a_device_that_fails_ends_connects() {
         let by_thread = |hub: &Hub| Stream::connect(hub, to, late()).map(drop);
         let by_task = async |hub: &Hub| tasks::Stream::connect(hub, to).await.map(drop);
         try_removal(by_tasks, wait, by_thread, by_task);
+    }
+}
+
+#[test]
+fn a_device_that_fails_ends_connects_while_tcp_waits() {
+    let full = Full::new();
+    for by_tasks in [false, true] {
+        let by_thread = |hub: &Hub| Stream::connect(hub, full.to, late()).map(drop);
+        let by_task = async |hub: &Hub| tasks::Stream::connect(hub, full.to).await.map(drop);
+        try_removal(by_tasks, |_| full.wait_until_asked(), by_thread, by_task);
     }
 }
