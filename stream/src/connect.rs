@@ -70,7 +70,7 @@ where
 fn unanswered(addresses: &Addresses) -> io::Error {
     let peer = addresses.peer.map_or_else(String::new, |peer| format!(" at {peer}"));
     let text = format!(
-        "the peer{peer} has taken the connection, and has not answered as a stream by the deadline"
+        "the peer{peer} has taken the connection, and has not answered as a stream in time"
     );
     io::Error::new(ErrorKind::TimedOut, text)
 }
@@ -131,7 +131,7 @@ pub(crate) fn addresses_of<I: Iterator<Item = SocketAddr>>(
     Ok(addresses)
 }
 
-/// Connects to the first address that leads anywhere. Each gets its share of the time that is left.
+/// Connects to the first address at which a peer answers. Each gets its share of the time that is left.
 fn first<T>(
     hub: &Hub,
     address: impl ToSocketAddrs + fmt::Debug,
@@ -151,8 +151,12 @@ fn first<T>(
         let share = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
         match connect(to, now + share) {
             Ok(connected) => return Ok(connected),
-            // The system's own limit has a number.
-            Err(error) if error.kind() == ErrorKind::TimedOut && error.raw_os_error().is_none() => {
+            // One of the system's has a number, and others have a text of their own.
+            Err(error)
+                if error.kind() == ErrorKind::TimedOut
+                    && error.raw_os_error().is_none()
+                    && error.get_ref().is_none() =>
+            {
                 let text = format!("{to} has not answered within {share:.1?}");
                 last = Some(io::Error::new(ErrorKind::TimedOut, text));
             }
@@ -182,7 +186,7 @@ fn connect_tcp(hub: &Inner, to: SocketAddr, deadline: Instant) -> io::Result<Tcp
 
 impl Stream {
     /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. Of a name with several addresses, each gets its
-    /// share of the time that is left: half of it the first of two.
+    /// share of the time that is left, for both: half of it the first of two. The error is that of the last one.
     ///
     /// # Errors
     ///
@@ -198,11 +202,12 @@ impl Stream {
         deadline: Instant,
     ) -> io::Result<Self> {
         hub.inner.watch()?;
-        let connect = |to, deadline| connect_tcp(&hub.inner, to, deadline);
-        let stream = first(hub, address, deadline, connect)?;
-        stream.set_nodelay(true)?;
-        let addresses = Addresses::of(&stream);
-        over(hub, stream, Role::Connects, deadline, addresses)
+        first(hub, address, deadline, |to, until| {
+            let stream = connect_tcp(&hub.inner, to, until)?;
+            stream.set_nodelay(true)?;
+            let addresses = Addresses::of(&stream);
+            over(hub, stream, Role::Connects, until, addresses)
+        })
     }
 
     /// `rdma_connect`: connects by the connection manager to a listener that was [bound](Listener::bind_rdmacm) to an address of

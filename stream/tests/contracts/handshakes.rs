@@ -413,6 +413,31 @@ fn a_host_that_is_not_found_is_named() {
     }
 }
 
+/// The first address of a name takes the connection, and then says nothing, or closes it. The second one has a listener.
+#[test]
+fn an_address_that_is_no_stream_leaves_the_time_of_the_others_to_them() {
+    let (host, peer) = (Host::new(), Host::new());
+    let listener = Listener::bind(&peer.hub, "127.0.0.1:0").unwrap();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses = [other.local_addr().unwrap(), listener.local_addr().unwrap()];
+    let by_thread = |deadline| Stream::connect(&host.hub, &addresses[..], deadline)?.peer_addr();
+    let connected = thread::scope(|threads| {
+        threads.spawn(|| while listener.accept().is_ok() {});
+        let closes = threads.spawn(|| (0..2).for_each(|_| drop(other.accept().unwrap())));
+        let by_task =
+            async { tasks::Stream::connect(&host.hub, &addresses[..]).await?.peer_addr() };
+        let mut connected = vec![by_thread(soon()), runtime().block_on(by_task)];
+        closes.join().unwrap();
+        // Now nobody accepts there. Half of this time is the first address's.
+        connected.push(by_thread(Instant::now() + Duration::from_secs(20)));
+        peer.hub.stop();
+        connected
+    });
+    for peer in connected {
+        assert_eq!(peer.unwrap(), addresses[1]);
+    }
+}
+
 #[test]
 fn a_peer_that_does_not_answer_by_the_deadline_is_named() {
     let host = Host::new();
