@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Instant;
-use std::{fmt, io, mem, thread};
+use std::{fmt, io, mem, process, thread};
 
 use ibverbs::device::forks;
 use ibverbs::event_loop::{DetachedChannel, LoopWaiter, LoopWaker};
@@ -57,7 +57,8 @@ impl Deref for Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if self.is_copy() {
+        // What others keep as well is not freed yet.
+        if Arc::strong_count(&self.0) == 1 && self.is_copy() {
             mem::forget(self.0.clone());
         }
     }
@@ -74,7 +75,8 @@ pub(crate) struct Inner {
     pub(crate) config: Config,
     pub(crate) sockets: Arc<Sockets>,
     pub(crate) is_watched: AtomicBool,
-    /// [`forks`] of its process.
+    /// The ID of its process, and [`forks`] there.
+    process: u32,
     forks: u32,
 }
 
@@ -138,6 +140,7 @@ impl Hub {
             config,
             sockets,
             is_watched: AtomicBool::new(false),
+            process: process::id(),
             forks: forks(),
         });
         let receives = inner.config.shared_receives;
@@ -213,6 +216,12 @@ impl Drop for Waiting<'_> {
 impl Inner {
     /// Whether this is a child of the process that has the hub. What is dropped there is left as it is.
     pub(crate) fn is_copy(&self) -> bool {
+        self.is_forked() || self.process != process::id()
+    }
+
+    /// [`is_copy`](Self::is_copy) for what is dropped with each message: it makes no system call, and takes a child of the system
+    /// call alone for its parent.
+    pub(crate) fn is_forked(&self) -> bool {
         self.forks != forks()
     }
 

@@ -95,7 +95,7 @@ impl io::Write for SendBuffer {
 impl Drop for SendBuffer {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
-        if self.hub.is_copy() {
+        if self.hub.is_forked() {
             return mem::forget(buffer);
         }
         let mut state = self.hub.lock();
@@ -132,7 +132,7 @@ impl Deref for ReceivedBuffer {
 impl Drop for ReceivedBuffer {
     fn drop(&mut self) {
         let buffer = self.piece.take().and_then(Piece::into_buffer);
-        if self.hub.is_copy() {
+        if self.hub.is_forked() {
             return mem::forget(buffer);
         }
         let mut state = self.hub.lock();

@@ -37,6 +37,32 @@ fn fork(is_first: bool) -> libc::pid_t {
     child
 }
 
+/// The system call alone, which calls no handler of `pthread_atfork`.
+fn fork_bare() -> libc::pid_t {
+    let nothing: libc::c_long = 0;
+    let flags = libc::c_long::from(libc::SIGCHLD);
+    // SAFETY: the child has a copy of all memory, and its caller ends it.
+    let child =
+        unsafe { libc::syscall(libc::SYS_clone, flags, nothing, nothing, nothing, nothing) };
+    child as libc::pid_t
+}
+
+/// Waits for a child, which does not wait for anything.
+fn until_ended(child: libc::pid_t) {
+    assert!(child > 0);
+    let (mut status, until) = (0, Instant::now() + PATIENCE);
+    loop {
+        // SAFETY: the child is ours, and the status is writable.
+        match unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } {
+            0 if Instant::now() < until => thread::yield_now(),
+            // SAFETY: the child is ours, and was not waited for. No other signal ends the first process of a namespace.
+            0 => assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0),
+            ended => break assert_eq!(ended, child),
+        }
+    }
+    assert_eq!(status, 0, "the child waits");
+}
+
 /// Runs the test once more in a process that is the first one of a new PID namespace, as that of a container is.
 fn run_as_first() {
     let command = || {
@@ -117,19 +143,21 @@ fn what_a_child_drops_costs_its_parent_nothing() {
             // SAFETY: it ends the child at once.
             unsafe { libc::_exit(0) };
         }
-        assert!(child > 0);
-        let (mut status, until) = (0, Instant::now() + PATIENCE);
-        loop {
-            // SAFETY: the child is ours, and the status is writable.
-            match unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } {
-                0 if Instant::now() < until => thread::yield_now(),
-                // SAFETY: the child is ours, and was not waited for. No other signal ends the first process of a namespace.
-                0 => assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0),
-                ended => break assert_eq!(ended, child),
-            }
-        }
-        assert_eq!(status, 0, "the child waits");
+        until_ended(child);
     }
+    let (read_half, write_half) = one.into_split();
+    // Those that are the first process of a namespace have their parent's ID.
+    for _ in 0..if is_first { 0 } else { 8 } {
+        let child = fork_bare();
+        if child == 0 {
+            // Nothing is freed, for which a thread of the parent's might hold a lock.
+            drop(write_half);
+            // SAFETY: it ends the child at once.
+            unsafe { libc::_exit(0) };
+        }
+        until_ended(child);
+    }
+    let mut one = read_half.reunite(write_half).unwrap();
     has_ended.store(true, Ordering::Relaxed);
     locker.join().unwrap();
     two.read_exact(&mut [0; 6]).unwrap();
