@@ -231,7 +231,7 @@ impl Active {
     /// The next piece, no longer than this unless the transfer would have too many of them.
     #[inline(always)]
     pub(crate) fn next_piece(&mut self, longest: usize) -> Option<Piece> {
-        // By its fields: a copy of all would have each piece carry what is between them.
+        // Each field alone is copied. A copy of the whole copies the padding between the fields, too.
         if let Some(Piece { part, len, offset, number, is_last }) = self.again.pop() {
             return Some(Piece { part, len, offset, number, is_last });
         }

@@ -89,6 +89,10 @@ impl From<Arc<Inner>> for Owner {
 impl HubBuilder {
     /// `ibv_create_cq`, `ibv_reg_mr`: makes the hub. Buffers of streams are registered when these come.
     ///
+    /// The hub hears of the device's end by the context's file of events, and leaves these to the program. As
+    /// [`Context::async_events`] does, this makes the file non-blocking, also for C code that shares the context: its
+    /// `ibv_get_async_event` fails with `EAGAIN` instead of waiting.
+    ///
     /// # Errors
     ///
     ///  - `InvalidInput`: a number is out of its range: which one, and the range. Or the device has no completion queue that is

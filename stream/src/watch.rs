@@ -102,7 +102,7 @@ impl Sockets {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
         if let Some(device) = device {
-            // The events are the program's to read: each is told once, read or not.
+            // The program reads the events, or leaves them. The hub is told of each one once.
             let events = EventFlags::IN | EventFlags::ET;
             epoll::add(&epoll, device, EventData::new_u64(DEVICE), events)?;
         }
