@@ -219,15 +219,15 @@ impl Builder {
     /// as on other devices, and a line on the standard error output says so once.
     ///
     /// What is carried out so: a READ or a WRITE without immediate data, of up to 4 MiB, on a reliable connection with no
-    /// earlier request under way, to a region of ordinary memory by the region's own key. Everything else goes by packets, and
+    /// earlier request under way, to a region of ordinary memory by the region's own key, by Linux 5.3 or later. Everything else goes by packets, and
     /// what is not allowed does too, and has the usual error. [`Counters::one_sided`](crate::Counters::one_sided) counts them.
     ///
     /// Deregistering a region, and stopping a queue pair, wait for a peer that is copying at that moment, for a second at most; the
     /// device works meanwhile. If the peer's process is stopped there (`SIGSTOP`), `ibv_dereg_mr` of that region fails with
     /// `EBUSY`, until the process goes on or ends. A READ or WRITE waits for pages of the peer's memory that its own program
     /// brings (`userfaultfd`, FUSE).
-    /// Drop the device before the process executes another program (`execve`): else a WRITE that a peer has just begun may end
-    /// in the new program's memory.
+    /// Drop the device before the process executes another program (`execve`): else a WRITE that a peer has just begun, or that it
+    /// begins while a forked child has the device, may end in the new program's memory.
     ///
     /// The default is no. It has no effect in [strict mode](Self::strict), which looks at packets and is the default in builds
     /// with debug assertions, on a simulated [network](Self::network) and [through the kernel](Self::through_kernel).

@@ -14,14 +14,15 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ring::Mapping;
-use super::{MOST, is_hung_up, own_process};
+use super::{MOST, check, is_hung_up, own_process};
 use crate::ffi::ibv_access_flags as Access;
+use crate::files::wait_for;
 
 /// The table's words, in this order: whether it is open; the regions; the queue pairs.
 const REGIONS: usize = 1;
@@ -266,6 +267,17 @@ impl Drop for Lease {
 pub(super) struct Reach {
     table: Mapping,
     process: libc::pid_t,
+    /// Readable once it has ended. A child of it may keep the connection open.
+    end: OwnedFd,
+}
+
+/// A file that is readable once the process that has this number now has ended.
+pub(super) fn pidfd(process: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call; what it returns is a new descriptor, ours alone.
+    unsafe {
+        let fd = check(libc::syscall(libc::SYS_pidfd_open, process, 0) as _)?;
+        Ok(OwnedFd::from_raw_fd(fd as _))
+    }
 }
 
 impl fmt::Debug for Reach {
@@ -275,17 +287,21 @@ impl fmt::Debug for Reach {
 }
 
 impl Reach {
-    /// Uses the table that another process has handed over.
-    pub(super) fn new(file: &OwnedFd, process: libc::pid_t) -> io::Result<Self> {
-        if process <= 0 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        Ok(Self { table: Mapping::open(file, LENGTH, false)?, process })
+    /// Uses the table that another process has handed over. `end` is that process's [`pidfd`], of before that.
+    pub(super) fn new(file: &OwnedFd, process: libc::pid_t, end: OwnedFd) -> io::Result<Self> {
+        Ok(Self { table: Mapping::open(file, LENGTH, false)?, process, end })
+    }
+
+    /// Whether the process lives, and still lets this one in.
+    pub(super) fn is_connected(&self, connection: &OwnedFd) -> bool {
+        let mut files = [connection, &self.end].map(|file| wait_for(file.as_raw_fd()));
+        // SAFETY: two live structures.
+        unsafe { libc::poll(files.as_mut_ptr(), files.len() as _, 0) == 0 }
     }
 
     /// Carries an operation out, whose own memory is in `local`. False: it has to go by packets, which give the right
-    /// answer. `lease` tells the other process of it. `is_connected` looks whether the process lives, and still lets this one in: its number may be another one's
-    /// by now.
+    /// answer. `lease` tells the other process of it. [`is_connected`](Self::is_connected) is called then: the process's number may
+    /// be another one's by now.
     ///
     /// # Errors
     ///
@@ -389,7 +405,6 @@ pub(in crate::link) fn let_in() {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::is_quiet;
     use super::*;
 
     const OWN: (IpAddr, u32) = (IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0x12);
@@ -402,7 +417,8 @@ mod tests {
         let [ours, theirs] = pair();
         let lease = direct_access.admit(&Arc::new(ours), &ring()).unwrap();
         let process = std::process::id() as libc::pid_t;
-        (lease, theirs, Reach::new(&direct_access.file, process).unwrap())
+        let end = pidfd(process).unwrap();
+        (lease, theirs, Reach::new(&direct_access.file, process, end).unwrap())
     }
 
     fn ring() -> Arc<Mapping> {
@@ -499,7 +515,27 @@ mod tests {
         // SAFETY: as above.
         let gone = unsafe { reach.carry_out(&lease, &request(true, IOVA, 8), &[part], || true) };
         assert!(!gone.unwrap(), "nobody has refused it");
-        assert!(Reach::new(&direct_access.file, 0).is_err());
+    }
+
+    /// Its number may be another process's from then on.
+    #[test]
+    fn a_process_that_is_gone_is_not_connected_though_a_child_of_it_is() {
+        let _alone = crate::link::process_starts();
+        let [ours, theirs] = pair();
+        let mut child = std::process::Command::new("cat");
+        let mut child = child.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let process = child.id() as libc::pid_t;
+        let table = DirectAccess::new().unwrap();
+        let reach = Reach::new(&table.file, process, pidfd(process).unwrap()).unwrap();
+        assert!(reach.is_connected(&ours));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!reach.is_connected(&ours));
+        assert!(pidfd(0).is_err());
+        let (_lease, line, reach) = admitted(&table);
+        assert!(reach.is_connected(&ours) && reach.is_connected(&line));
+        drop(theirs);
+        assert!(!reach.is_connected(&ours));
     }
 
     /// A target waits until a peer leaves its lease, or ends; also one whose connection is ending.
@@ -549,11 +585,11 @@ mod tests {
     #[test]
     fn nobody_gets_a_lease_whose_peer_may_still_take_it() {
         let direct_access = DirectAccess::new().unwrap();
-        let (first, line, _) = admitted(&direct_access);
+        let (first, line, reach) = admitted(&direct_access);
         drop(first);
         let (second, ..) = admitted(&direct_access);
         assert_eq!(second.number, 1);
-        assert!(!is_quiet(&line), "the peer is told");
+        assert!(!reach.is_connected(&line), "the peer is told");
         drop(line);
         let (third, ..) = admitted(&direct_access);
         assert_eq!(third.number, 0);

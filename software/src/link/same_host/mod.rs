@@ -180,19 +180,6 @@ enum Heard {
 /// The answer to a process that is let in. It comes with a bell, and perhaps a table.
 const WELCOME: &[u8] = b"!";
 
-/// Looks for a message, which stays, without blocking.
-fn peek(connection: &OwnedFd) -> io::Result<usize> {
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    let mut first = 0_u8;
-    // SAFETY: one byte is written to a live variable at most.
-    check(unsafe { libc::recv(connection.as_raw_fd(), (&raw mut first).cast(), 1, flags) })
-}
-
-/// Whether the other end says nothing, and is there.
-fn is_quiet(connection: &OwnedFd) -> bool {
-    peek(connection).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
-}
-
 /// Whether the other end is gone, or sends nothing more. Messages that nobody has taken yet do not hide that.
 fn is_hung_up(connection: &OwnedFd) -> bool {
     let mut file = libc::pollfd { fd: connection.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use ibverbs::device::forks;
 
-use super::direct_access::{OneSided, Reach};
+use super::direct_access::{OneSided, Reach, pidfd};
 use super::ring::Writer;
-use super::{Heard, Listener, MOST, connect, introduce, is_quiet, listen, own_process};
+use super::{Heard, Listener, MOST, connect, introduce, listen, own_process};
 use crate::files::Bell;
 use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
@@ -55,6 +55,8 @@ pub(in crate::link) struct Connection {
     /// This process's access to the memory of the process with this number.
     reach: Option<Reach>,
     process: libc::pid_t,
+    /// Tells of its end, until `reach` is known. `None`: the kernel is older than 5.3, or no descriptor is left.
+    pidfd: Option<OwnedFd>,
     /// When we last looked whether it is still there.
     looked: Instant,
     /// Packets written before the answer: the other side may refuse the ring.
@@ -76,6 +78,8 @@ impl Connection {
             return None;
         }
         let process = own_process(&connection)?;
+        // It answers later than this, so the number is still its own.
+        let pidfd = pidfd(process).ok();
         let (writer, file) = Writer::create().ok()?;
         introduce(&connection, from, &file).ok()?;
         let now = Instant::now();
@@ -86,6 +90,7 @@ impl Connection {
             opened: now,
             reach: None,
             process,
+            pidfd,
             looked: now,
             unanswered: Vec::new(),
             waiting: VecDeque::new(),
@@ -114,7 +119,9 @@ impl Connection {
             Heard::Nothing if !self.is_late() => return false,
             Heard::Answer(bell, table) if !self.is_answered() => {
                 self.bell = Some(bell);
-                self.reach = table.and_then(|table| Reach::new(&table, self.process).ok());
+                let lets_in = table.zip(self.pidfd.take());
+                self.reach =
+                    lets_in.and_then(|(table, end)| Reach::new(&table, self.process, end).ok());
                 self.unanswered = Vec::new();
                 return false;
             }
@@ -148,7 +155,7 @@ impl Connection {
             return Ok(false);
         }
         let Some(reach) = &self.reach else { return Ok(false) };
-        let is_connected = || is_quiet(&self.connection);
+        let is_connected = || reach.is_connected(&self.connection);
         // SAFETY: as the caller says.
         let done = unsafe { reach.carry_out(self.writer.lease(), request, local, is_connected) };
         if done.is_err() {
