@@ -102,9 +102,10 @@ impl Shared {
         &self.failures
     }
 
-    /// Whether this process created the device, rather than its parent before a fork.
+    /// Whether this process created the device, rather than its parent before a fork, which may have the same number in another
+    /// PID namespace.
     pub(crate) fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.process == std::process::id() && self.is_unforked()
     }
 
     /// Makes no system call; a child that was made without the C library's `fork` counts as well.

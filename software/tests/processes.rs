@@ -57,6 +57,16 @@ fn wait_until(what: &str, is_true: impl Fn() -> bool) {
     }
 }
 
+/// Whether this test can run processes of other users, or in other namespaces.
+fn is_root() -> bool {
+    // SAFETY: no memory is involved.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root {
+        eprintln!("NOT CHECKED: only root can run such a process");
+    }
+    is_root
+}
+
 const LENGTH: usize = 1 << 20;
 
 /// The child's part of the next test: writes to the parent's memory until it is killed.
@@ -216,9 +226,7 @@ fn packets_to_other_processes_are_in_shared_memory() {
 
 #[test]
 fn processes_of_other_users_share_no_memory() {
-    // SAFETY: no memory is involved.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("NOT CHECKED: only root can run a process as another user");
+    if !is_root() {
         return;
     }
     let _alone = alone();
@@ -232,6 +240,60 @@ fn processes_of_other_users_share_no_memory() {
     let (mut channel, _) = accepted.unwrap();
     exchange(&mut channel, &domain, |number| number == 100);
     assert_eq!(rings(), 0);
+}
+
+/// Such a process has the number 0 for the other one, as any other there.
+#[test]
+fn processes_that_see_no_number_of_each_other_share_no_memory() {
+    if !is_root() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _child = Process::run_with_own_numbers("sends_back_until_its_peer_is_gone", address);
+    let accepted = prepare(&domain).accept(&listener, b"", deadline());
+    let (mut channel, _) = accepted.unwrap();
+    exchange(&mut channel, &domain, |number| number == 100);
+    assert_eq!(rings(), 0);
+}
+
+/// The child's part of the next test.
+#[test]
+fn has_a_child_with_its_own_number() {
+    if !is_child("has_a_child_with_its_own_number") {
+        return;
+    }
+    let device = Device::new().unwrap();
+    let context = device.open().unwrap();
+    let number = std::process::id();
+    // SAFETY: the child ends below. It may wait for a lock that a thread of its parent had; then the alarm ends it.
+    unsafe {
+        assert_eq!(libc::unshare(libc::CLONE_NEWPID), 0);
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(60);
+            drop((context, device));
+            libc::_exit(if std::process::id() == number { 7 } else { 1 });
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        println!("its child has ended by {status:#x}");
+    }
+}
+
+/// What it has of its parent's is not its own.
+#[test]
+fn a_child_with_its_parents_number_drops_a_device() {
+    if is_root() {
+        let _alone = alone();
+        let nobody = "127.0.0.1:1".parse().unwrap();
+        let mut child = Process::run_with_own_numbers("has_a_child_with_its_own_number", nobody);
+        child.wait_for("its child has ended by 0x700");
+    }
 }
 
 /// It cannot take the ring that is handed over to it, nor hand over one.

@@ -24,6 +24,14 @@ impl Process {
         Self::spawn(test, address, Command::new("/proc/self/exe").uid(user))
     }
 
+    /// Runs as the first process of a PID namespace.
+    #[allow(dead_code, reason = "not every program needs it")]
+    pub(crate) fn run_with_own_numbers(test: &str, address: SocketAddr) -> Self {
+        let mut program = Command::new("unshare");
+        program.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+        Self::spawn(test, address, &mut program)
+    }
+
     fn spawn(test: &str, address: SocketAddr, program: &mut Command) -> Self {
         let child = program
             .args(["--exact", test, "--nocapture"])

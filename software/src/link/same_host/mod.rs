@@ -155,7 +155,8 @@ fn accept(listener: &impl AsRawFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// The number of the process at the other end, if it is of this user.
+/// The number of the process at the other end, if it is of this user. Processes without a number here, since their PID namespace
+/// is not visible, could not be told apart.
 fn own_process(connection: &OwnedFd) -> Option<libc::pid_t> {
     // SAFETY: the call fills in the structure, whose size it is told; all zeros is a valid value.
     unsafe {
@@ -164,7 +165,8 @@ fn own_process(connection: &OwnedFd) -> Option<libc::pid_t> {
         let (to, fd) = ((&raw mut other).cast(), connection.as_raw_fd());
         let is_known =
             libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut size) == 0;
-        (is_known && other.uid == libc::geteuid() && other.uid != NO_USER).then_some(other.pid)
+        let is_own = other.uid == libc::geteuid() && other.uid != NO_USER && other.pid > 0;
+        (is_known && is_own).then_some(other.pid)
     }
 }
 
