@@ -57,8 +57,8 @@ impl Deref for Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // What others keep as well is not freed yet.
-        if Arc::strong_count(&self.0) == 1 && self.is_copy() {
+        // The last one alone frees the hub, and is worth a system call.
+        if self.is_forked() || Arc::strong_count(&self.0) == 1 && self.is_copy() {
             mem::forget(self.0.clone());
         }
     }
