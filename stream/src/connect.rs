@@ -1,7 +1,7 @@
 //! Connecting streams of threads, over TCP or by the connection manager.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use ibverbs::rdmacm;
 use ibverbs::tcp::{DeadlineStream, Exchange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::handshake::{Handshake, Progress, Role};
 use crate::hub::{Hub, Inner};
@@ -22,19 +22,26 @@ use crate::interrupt;
 use crate::manager::{self, Accepting};
 use crate::stream::{Addresses, Handle, Stream};
 use crate::watch::PeerWatch;
-use crate::wire::{REFUSED, check_refused};
+use crate::wire::check_refused;
+use crate::{Refusal, StreamError};
 
-/// How long a client has to connect, of those that a listener has accepted.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client that a listener has accepted has to speak, and then to connect.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 100 } else { 10 });
 
 /// How many clients connect to a listener at a time. Others wait in the backlog.
 pub(crate) const AT_A_TIME: usize = 256;
 
+/// `listen`: has 1024 clients wait, not the 128 of the standard library and of tokio. The kernel has one that finds no room there
+/// try again after a second.
+pub(crate) fn lengthen_backlog(listener: &impl AsFd) -> io::Result<()> {
+    Ok(net::listen(listener, 1024)?)
+}
+
 /// How long a client that has connected waits for one that came before it.
 pub(crate) const ORDER: Duration = Duration::from_millis(if cfg!(test) { 100_000 } else { 100 });
 
-/// How long a client may say nothing while others wait in the backlog.
-pub(crate) const SILENCE: Duration = Duration::from_millis(500);
+/// How long a client may say nothing while others wait in the backlog, or keep a place of a full hub that another one wants.
+pub(crate) const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 100_000 } else { 500 });
 
 /// Connects over a stream that blocks.
 fn over<T>(
@@ -136,8 +143,9 @@ fn first<T>(
     hub: &Hub,
     address: impl ToSocketAddrs + fmt::Debug,
     deadline: Instant,
-    mut connect: impl FnMut(SocketAddr, Instant) -> io::Result<T>,
+    mut connect: impl FnMut(&Arc<Inner>, SocketAddr, Instant) -> io::Result<T>,
 ) -> io::Result<T> {
+    hub.inner.watch()?;
     let addresses = addresses_of(format_args!("{address:?}"), address.to_socket_addrs())?;
     let mut last = None;
     for (tried, &to) in addresses.iter().enumerate() {
@@ -149,7 +157,7 @@ fn first<T>(
             return Err(io::Error::new(ErrorKind::TimedOut, text));
         }
         let share = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
-        match connect(to, now + share) {
+        match connect(&hub.inner, to, now + share) {
             Ok(connected) => return Ok(connected),
             // One of the system's has a number, and others have a text of their own.
             Err(error)
@@ -192,7 +200,8 @@ impl Stream {
     ///
     ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped. `NotConnected`: its device has failed.
     ///  - `InvalidInput`: the address is not of the form `HOST:PORT`. A host that is not found is named by the text.
-    ///  - `ConnectionRefused`: nobody listens, or the peer has closed the connection before it was made.
+    ///  - `ConnectionRefused`: nobody listens, the peer has closed the connection before it was made, or its listener has
+    ///    [refused](StreamError::Refused) it.
     ///  - `InvalidData`: the peer is another program. `Unsupported`: it has another version of the exchange.
     ///  - `OutOfMemory`: the hub has [`max_connections`](crate::HubBuilder::max_connections) streams.
     ///  - Those of the verbs.
@@ -201,9 +210,8 @@ impl Stream {
         address: impl ToSocketAddrs + fmt::Debug,
         deadline: Instant,
     ) -> io::Result<Self> {
-        hub.inner.watch()?;
-        first(hub, address, deadline, |to, until| {
-            let stream = connect_tcp(&hub.inner, to, until)?;
+        first(hub, address, deadline, |inner, to, until| {
+            let stream = connect_tcp(inner, to, until)?;
             stream.set_nodelay(true)?;
             let addresses = Addresses::of(&stream);
             over(hub, stream, Role::Connects, until, addresses)
@@ -216,7 +224,8 @@ impl Stream {
     /// # Errors
     ///
     ///  - `TimedOut`: the deadline has passed. `ConnectionAborted`: the hub was stopped. `NotConnected`: its device has failed.
-    ///  - `ConnectionRefused`: no program listens there, or it has rejected the stream: it has no room, or is another program.
+    ///  - `ConnectionRefused`: no program listens there, or it has rejected the stream: its listener has
+    ///    [refused](StreamError::Refused) it, or it is another program.
     ///  - `HostUnreachable`: no RDMA device leads there, or the peer does not answer.
     ///  - `InvalidInput`: the address is reached through another device than the hub's.
     ///  - `InvalidData`: the peer is another program.
@@ -229,9 +238,7 @@ impl Stream {
         address: impl ToSocketAddrs + fmt::Debug,
         deadline: Instant,
     ) -> io::Result<Self> {
-        hub.inner.watch()?;
-        let connect = |to, deadline| manager::connect(&hub.inner, to, deadline);
-        first(hub, address, deadline, connect).map(Self::new)
+        first(hub, address, deadline, manager::connect).map(Self::new)
     }
 
     /// Connects to the peer at the other end of a stream: a Unix socket, or one that was accepted by other means. The stream is
@@ -303,6 +310,10 @@ impl Drop for Turn<'_> {
 struct Client {
     arriving: Arriving,
     since: Instant,
+    /// Since when it has a place of the hub, if it has one.
+    begun: Option<Instant>,
+    /// It has spoken.
+    waits: bool,
 }
 
 /// How far a client is.
@@ -333,6 +344,7 @@ impl Listener {
     pub fn bind(hub: &Hub, address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Self> {
         let addresses = addresses_of(format_args!("{address:?}"), address.to_socket_addrs())?;
         let listener = TcpListener::bind(&addresses[..])?;
+        lengthen_backlog(&listener)?;
         listener.set_nonblocking(true)?;
         Self::new(hub, listener.local_addr()?, Acceptor::Tcp(listener))
     }
@@ -376,12 +388,13 @@ impl Listener {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
-    /// Waits for the next client that has connected, in the order in which they came. Clients connect side by side, while a thread is in this call: one that is
-    /// slow, or silent, keeps others waiting for 0.1 s at most, and is given up after ten seconds. One that says nothing takes no place of the
-    /// hub, and is given up after half a second when 256 clients connect at a time; one that has begun to connect makes room for
-    /// the next one when the hub has no other place; a client for which there is none hears so, and
-    /// [`Stats::refused`](crate::Stats::refused) counts it. A client that fails to connect is no error of the listener's.
-    /// Several threads may accept: one of them waits for all clients, and the next one does when that has its stream.
+    /// Waits for the next client that has connected, in the order in which they came. Clients connect side by side, while a thread
+    /// is in this call: one that is slow, or silent, keeps others waiting for 0.1 s at most, and is given up after ten seconds. One
+    /// that says nothing takes no place of the hub, and makes room for another one after half a second when 256 clients connect
+    /// at a time. One that has begun to connect does so when the hub has no other place. A client that is given up, or for which
+    /// there is no place, hears [why](crate::Refusal), and [`Stats::refused`](crate::Stats::refused) counts it. A client that fails
+    /// to connect is no error of the listener's. Several threads may accept: one of them waits for all clients, and the next one
+    /// does when that has its stream.
     ///
     /// # Errors
     ///
@@ -399,25 +412,33 @@ impl Listener {
                 return Err(error);
             }
             let mut failure = None;
-            while clients.len() < AT_A_TIME && failure.is_none() {
+            let now = Instant::now();
+            while failure.is_none()
+                && (clients.len() < AT_A_TIME || clients.iter().any(|client| client.is_mute(now)))
+            {
                 match acceptor.next() {
-                    Ok(Some(arriving)) => clients.push(Client { arriving, since: Instant::now() }),
+                    Ok(Some(arriving)) => {
+                        if clients.len() >= AT_A_TIME
+                            && let Some(mute) = clients.iter().position(|c| c.is_mute(now))
+                        {
+                            clients.remove(mute).give_up(&self.hub.inner);
+                        }
+                        clients.push(Client { arriving, since: now, begun: None, waits: false });
+                    }
                     Ok(None) => break,
                     // Such as too many open files: those that are connecting go on.
                     Err(error) => failure = Some(error),
                 }
             }
-            let (now, is_crowded) = (Instant::now(), clients.len() == AT_A_TIME);
-            clients.retain(|client| client.is_connected() || now < client.give_up(is_crowded));
             *clients =
                 mem::take(clients).into_iter().filter_map(|client| client.step().ok()).collect();
+            self.give_places(clients);
             if let Some(index) = next_in_order(clients, now)
                 && let Arriving::Connected(handle) = clients.remove(index).arriving
                 && let Ok(peer) = handle.addresses.peer()
             {
                 return Ok((Stream::new(handle), peer));
             }
-            self.give_places(clients);
             match failure {
                 Some(error) if clients.is_empty() => return Err(error),
                 failure => self.sleep(acceptor, clients, deadline, failure.is_some())?,
@@ -425,28 +446,35 @@ impl Listener {
         }
     }
 
-    /// Clients that have spoken begin to connect.
+    /// Clients that have spoken begin to connect. Those that take too long are given up.
     fn give_places(&self, clients: &mut Vec<Client>) {
-        let hub = &self.hub.inner;
-        let mut spoken = Vec::new();
-        for client in mem::take(clients) {
+        let (hub, now) = (&self.hub.inner, Instant::now());
+        for mut client in mem::take(clients) {
             match client.has_spoken() {
-                Ok(true) => spoken.push(client),
-                Ok(false) => clients.push(client),
+                Ok(has_spoken) => client.waits = has_spoken,
                 // The client is gone.
-                Err(_) => {}
+                Err(_) => continue,
             }
+            clients.push(client);
         }
-        for Client { arriving, since } in spoken {
-            while hub.lock().has_room().is_err()
-                && let Some(oldest) = clients.iter().position(Client::has_place)
+        while let Some(next) = clients.iter().position(|client| client.waits) {
+            if hub.lock().has_room().is_err()
+                && let Some(oldest) = oldest(clients)
             {
-                drop(clients.remove(oldest));
+                if clients[oldest].begun.is_some_and(|begun| now < begun + SILENCE) {
+                    break;
+                }
+                clients.remove(oldest).give_up(hub);
+                continue;
             }
+            let Client { arriving, since, .. } = clients.remove(next);
             if let Ok(arriving) = arriving.begin(hub) {
-                clients.push(Client { arriving, since });
+                let begun = Some(now);
+                clients.insert(next, Client { arriving, since, begun, waits: false });
             }
         }
+        let is_late = |client: &mut Client| client.until().is_some_and(|until| now >= until);
+        clients.extract_if(.., is_late).for_each(|client| client.give_up(hub));
     }
 
     /// Waits until no other thread waits for the clients.
@@ -476,21 +504,28 @@ impl Listener {
         deadline: Option<Instant>,
         has_failed: bool,
     ) -> io::Result<()> {
-        let is_crowded = clients.len() == AT_A_TIME;
-        let accepts = !is_crowded && !has_failed;
-        let acceptor = accepts.then(|| PollFd::from_borrowed_fd(acceptor.as_fd(), PollFlags::IN));
+        let now = Instant::now();
+        let is_crowded = clients.len() >= AT_A_TIME;
+        let silent = clients.iter().filter(|client| client.is_silent());
+        let silent = silent.map(|client| client.since + SILENCE);
+        // One of these makes room.
+        let has_room = !is_crowded || silent.clone().any(|until| until <= now);
+        let acceptor = PollFd::from_borrowed_fd(acceptor.as_fd(), PollFlags::IN);
+        let acceptor = (has_room && !has_failed).then_some(acceptor);
         let mut files: Vec<_> =
             acceptor.into_iter().chain(clients.iter().filter_map(Client::file)).collect();
         files.push(PollFd::from_borrowed_fd(self.hub.inner.sockets.stopped(), PollFlags::IN));
-        let now = Instant::now();
-        let waits = clients.iter().filter(|client| !client.is_connected());
         let first = clients.iter().position(Client::is_connected);
         let in_order = first
             .and_then(|first| clients[..first].iter().map(|earlier| earlier.since + ORDER).max());
         // The acceptor is asked again soon, if it has failed.
         let again = has_failed.then(|| now + ORDER);
-        let give_up = waits.map(|client| client.give_up(is_crowded));
-        let give_up = give_up.chain(deadline).chain(in_order).chain(again).min();
+        let place = clients.iter().any(|client| client.waits).then(|| oldest(clients)).flatten();
+        let place = place.and_then(|oldest| clients[oldest].begun).map(|begun| begun + SILENCE);
+        let give_up = clients.iter().filter_map(Client::until);
+        let silent = silent.filter(|&until| is_crowded && until > now);
+        let give_up = give_up.chain(silent).chain(place).chain(deadline).chain(in_order);
+        let give_up = give_up.chain(again).min();
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -552,8 +587,7 @@ impl Arriving {
                 match Handshake::new(hub, Role::Accepts) {
                     Ok(handshake) => Ok(Self::Over(stream, handshake.into())),
                     Err(error) => {
-                        hub.count_refused(&error);
-                        refuse(&stream);
+                        refuse(&stream, hub.refusal(&error));
                         Err(error)
                     }
                 }
@@ -581,22 +615,41 @@ impl Client {
         }
     }
 
-    fn has_place(&self) -> bool {
-        !matches!(self.arriving, Arriving::Silent(_) | Arriving::Connected(_))
+    fn is_silent(&self) -> bool {
+        matches!(self.arriving, Arriving::Silent(_)) && !self.waits
+    }
+
+    /// Whether it makes room for others that wait to be accepted.
+    fn is_mute(&self, now: Instant) -> bool {
+        self.is_silent() && now >= self.since + SILENCE && !matches!(self.has_spoken(), Ok(true))
     }
 
     fn is_connected(&self) -> bool {
         matches!(self.arriving, Arriving::Connected(_))
     }
 
-    fn give_up(&self, is_crowded: bool) -> Instant {
-        self.since + if is_crowded && !self.has_place() { SILENCE } else { PATIENCE }
+    /// When it is given up. One that waits for a place is not: it is for the others to go on.
+    fn until(&self) -> Option<Instant> {
+        let goes_on = !self.is_connected() && !self.waits;
+        goes_on.then(|| self.begun.unwrap_or(self.since) + PATIENCE)
+    }
+
+    /// Tells it why.
+    fn give_up(self, hub: &Inner) {
+        let reason = hub.refusal(&StreamError::Refused(Refusal::TooSlow).into());
+        match self.arriving {
+            Arriving::Silent(stream) | Arriving::Over(stream, _) => refuse(&stream, reason),
+            #[cfg(feature = "rdmacm")]
+            Arriving::Requested(request) => drop(request.reject(reason.bytes())),
+            #[cfg(feature = "rdmacm")]
+            Arriving::Managed(_) => {}
+            Arriving::Connected(_) => {}
+        }
     }
 
     /// Goes on, without waiting.
     fn step(self) -> io::Result<Self> {
-        let Self { arriving, since } = self;
-        let arriving = match arriving {
+        let arriving = match self.arriving {
             Arriving::Over(mut stream, mut handshake) => {
                 match handshake.step(|exchange| exchange.step(&mut stream))? {
                     Progress::Done(hello) => {
@@ -614,7 +667,7 @@ impl Client {
             },
             waiting => waiting,
         };
-        Ok(Self { arriving, since })
+        Ok(Self { arriving, ..self })
     }
 
     /// The file that says when it goes on.
@@ -623,12 +676,14 @@ impl Client {
             Arriving::Over(stream, handshake) if handshake.has_to_send() => {
                 Some(PollFd::new(stream, PollFlags::OUT))
             }
+            // It has bytes to read, and no place yet.
+            _ if self.waits => None,
             Arriving::Silent(stream) | Arriving::Over(stream, _) => {
                 Some(PollFd::new(stream, PollFlags::IN))
             }
             Arriving::Connected(_) => None,
             #[cfg(feature = "rdmacm")]
-            Arriving::Requested(_) => unreachable!("it has begun at once"),
+            Arriving::Requested(_) => None,
             #[cfg(feature = "rdmacm")]
             Arriving::Managed(accepting) => Some(PollFd::new(&**accepting, PollFlags::IN)),
         }
@@ -641,12 +696,18 @@ fn next_in_order(clients: &[Client], now: Instant) -> Option<usize> {
     clients[..index].iter().all(|earlier| now >= earlier.since + ORDER).then_some(index)
 }
 
-/// Tells a client that there is no room for it, as far as that can be without waiting.
-pub(crate) fn refuse(stream: &TcpStream) {
+/// The client that has had a place for the longest time, and has not connected.
+fn oldest(clients: &[Client]) -> Option<usize> {
+    let connecting = |&at: &usize| clients[at].begun.is_some() && !clients[at].is_connected();
+    (0..clients.len()).filter(connecting).min_by_key(|&at| clients[at].begun)
+}
+
+/// Tells a client why it is not connected, as far as that can be without waiting.
+pub(crate) fn refuse(stream: &impl AsFd, reason: Refusal) {
     // Unread bytes would have the system throw the refusal away.
-    let _ = (&*stream).read(&mut [0; 512]);
-    let _ = (&*stream).write(REFUSED);
-    let _ = stream.shutdown(Shutdown::Write);
+    let _ = net::recv(stream, &mut [0; 512], RecvFlags::DONTWAIT);
+    let _ = net::send(stream, reason.bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let _ = net::shutdown(stream, net::Shutdown::Write);
 }
 
 /// The streams that a [`Listener`] accepts.
@@ -681,7 +742,7 @@ mod tests {
         let addresses = [1, 2, 3].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let hour = Duration::from_secs(3600);
         let mut seen = Vec::new();
-        let connected = first(&hub, &addresses[..], Instant::now() + hour, |to, until| {
+        let connected = first(&hub, &addresses[..], Instant::now() + hour, |_, to, until| {
             seen.push((to, until.saturating_duration_since(Instant::now())));
             io::Result::<()>::Err(ErrorKind::TimedOut.into())
         });

@@ -14,6 +14,7 @@ use ibverbs::{Error, TransportError, completion::WorkErrorClass};
 /// | [`TimedOut`](Self::TimedOut) | `TimedOut` |
 /// | [`Protocol`](Self::Protocol) | `InvalidData` |
 /// | [`Aborted`](Self::Aborted) | `ConnectionAborted` |
+/// | [`Refused`](Self::Refused) | `ConnectionRefused` |
 /// | [`Transport`](Self::Transport) | `TimedOut` if the peer does not answer, `NotConnected` if the device is gone, else `ConnectionReset` |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -28,6 +29,8 @@ pub enum StreamError {
     Protocol(&'static str),
     /// The hub was stopped.
     Aborted,
+    /// The peer's listener has refused this side, which was connecting: the reason.
+    Refused(Refusal),
     /// RDMA has failed.
     Transport(TransportError),
 }
@@ -42,6 +45,7 @@ impl StreamError {
             Self::TimedOut => Kind::TimedOut,
             Self::Protocol(_) => Kind::InvalidData,
             Self::Aborted => Kind::ConnectionAborted,
+            Self::Refused(_) => Kind::ConnectionRefused,
             Self::Transport(TransportError::Work(error))
                 if error.class() == WorkErrorClass::Transport =>
             {
@@ -53,6 +57,33 @@ impl StreamError {
             }
             Self::Transport(_) => Kind::ConnectionReset,
         }
+    }
+}
+
+/// Why a listener has refused a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Its hub has [`max_connections`](crate::HubBuilder::max_connections) streams.
+    Full,
+    /// Its device has no queue pair for another stream, or its process no memory.
+    NoResources,
+    /// The client was not connected in time: within half a second while others waited, or within ten.
+    TooSlow,
+    /// The address leads to another device of the peer than its hub's.
+    OtherDevice,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "its hub is full: it has max_connections streams",
+            Self::NoResources => "its device or memory has no room for another stream",
+            Self::TooSlow => "this side was not connected in time, while others waited",
+            Self::OtherDevice => {
+                "the address leads to another device of the peer than its hub's: connect to an address of that one"
+            }
+        })
     }
 }
 
@@ -70,6 +101,7 @@ impl fmt::Display for StreamError {
             Self::TimedOut => f.write_str("the peer takes nothing any more"),
             Self::Protocol(what) => write!(f, "the peer does not speak as a stream does: {what}"),
             Self::Aborted => f.write_str("the hub of the stream was stopped"),
+            Self::Refused(reason) => write!(f, "the peer has refused the stream: {reason}"),
             Self::Transport(error) => error.fmt(f),
         }
     }

@@ -25,7 +25,7 @@ use crate::config::{Config, HubBuilder, SMALL};
 use crate::drivers::{is_clock_real, now};
 use crate::state::State;
 use crate::watch::{OF_DEVICE, Sockets};
-use crate::{Stats, StreamError};
+use crate::{Refusal, Stats, StreamError};
 
 /// Streams that share a device's completion queue and their buffers.
 ///
@@ -425,17 +425,24 @@ impl Inner {
         }
     }
 
-    /// A client of a listener finds no room.
-    pub(crate) fn count_refused(&self, reason: &io::Error) {
+    /// A client of a listener is refused for this error. Returns what it is told.
+    pub(crate) fn refusal(&self, error: &io::Error) -> Refusal {
         let mut state = self.lock();
+        let typed = error.get_ref().and_then(|inner| inner.downcast_ref());
+        let reason = match typed {
+            Some(&StreamError::Refused(reason)) => reason,
+            _ if state.has_room().is_err() => Refusal::Full,
+            _ => Refusal::NoResources,
+        };
         state.stats.refused += 1;
         let is_first = state.stats.refused == 1;
         drop(state);
         if is_first {
             eprintln!(
-                "ibverbs-stream: a client is refused: {reason} (Stats::refused counts those that follow)"
+                "ibverbs-stream: a client is refused: {error} (Stats::refused counts those that follow)"
             );
         }
+        reason
     }
 
     /// Has a thread watch the streams, for those whose threads sleep for completions.

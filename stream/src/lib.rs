@@ -45,7 +45,7 @@ mod wire;
 
 pub use config::HubBuilder;
 pub use connect::{Incoming, Listener};
-pub use error::StreamError;
+pub use error::{Refusal, StreamError};
 pub use handshake::Role;
 pub use hub::Hub;
 pub use owned::{NotWritten, ReceivedBuffer, SendBuffer};

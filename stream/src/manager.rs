@@ -23,7 +23,8 @@ use crate::handshake::{Place, channel};
 use crate::hub::Inner;
 use crate::stream::{Addresses, Handle};
 use crate::watch::PeerWatch;
-use crate::wire::{ELSEWHERE, HELLO, Hello, REFUSED, check_refused};
+use crate::wire::{HELLO, Hello, check_refused};
+use crate::{Refusal, StreamError};
 
 /// Names the peer in an error of the connection manager, which is the source then.
 fn of(to: SocketAddr, error: io::Error) -> io::Error {
@@ -172,24 +173,24 @@ fn prepare(
 ) -> io::Result<(Place, PendingAccept, Addresses)> {
     let peer = hello(request.private_data())?;
     let addresses = Addresses { peer: request.peer_addr(), local: request.local_addr() };
-    let builder = match channel(hub) {
-        Ok(builder) => builder,
+    let port = request.port();
+    let prepared = channel(hub).and_then(|builder| Ok(builder.port(port).build()?));
+    let prepared = match prepared {
+        Ok(prepared) => prepared,
         Err(error) => {
-            hub.count_refused(&error);
-            // A drop would reject the client, too.
-            let _ = request.reject(REFUSED);
+            // A drop would reject the client, too, without the reason.
+            let _ = request.reject(hub.refusal(&error).bytes());
             return Err(error);
         }
     };
-    let prepared = builder.port(request.port()).build()?;
     let (channel, accept) = match request.prepare_parts(prepared) {
         Ok(prepared) => prepared,
-        Err((request, _, error)) => {
-            if matches!(error, ConnectionError::WrongDevice) {
-                let _ = request.reject(ELSEWHERE);
-            }
-            return Err(kind_of(error));
+        Err((request, _, ConnectionError::WrongDevice)) => {
+            let error = StreamError::Refused(Refusal::OtherDevice).into();
+            let _ = request.reject(hub.refusal(&error).bytes());
+            return Err(error);
         }
+        Err((.., error)) => return Err(kind_of(error)),
     };
     Ok((adopt(hub, channel, |conn| conn.awaits(peer))?, accept, addresses))
 }
@@ -228,7 +229,7 @@ fn kind_of(error: ConnectionError) -> io::Error {
     match error {
         ConnectionError::Disconnected => io::Error::new(ErrorKind::ConnectionRefused, error),
         ConnectionError::Rejected(rejection) => {
-            check_refused(rejection.private_data()).err().unwrap_or_else(|| error.into())
+            check_refused(rejection.private_data()).map_or_else(io::Error::from, |()| error.into())
         }
         error => error.into(),
     }

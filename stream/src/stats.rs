@@ -6,7 +6,7 @@
 pub struct Stats {
     /// The streams that there are now, with those that are being connected or that linger.
     pub connections: u32,
-    /// Clients of listeners that were refused, as the hub had `max_connections` streams or no memory for another one.
+    /// Clients of listeners that were [refused](crate::Refusal).
     pub refused: u64,
     /// Messages with data that were sent.
     pub messages: u64,

@@ -21,7 +21,8 @@ use ::tokio::io::{
     AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf, Ready,
 };
 use ::tokio::net::{TcpListener, TcpStream, ToSocketAddrs, UnixStream};
-use ::tokio::task::{AbortHandle, JoinError, JoinSet, coop};
+use ::tokio::sync::Notify;
+use ::tokio::task::{self, JoinError, JoinSet, coop};
 use ::tokio::time::Sleep;
 use ibverbs::ChannelId;
 #[cfg(feature = "rdmacm")]
@@ -29,9 +30,8 @@ use ibverbs::rdmacm;
 use ibverbs::tcp::Exchange;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::StreamError;
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, addresses_of, refuse};
+use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, addresses_of, lengthen_backlog, refuse};
 use crate::drivers::{Drivers, RuntimeId, now};
 use crate::handshake::{Handshake, Progress, Role};
 use crate::hub::{Guard, Hub, Inner, wake};
@@ -42,6 +42,7 @@ use crate::state::{Member, State, TURN};
 use crate::stream::{Addresses, Handle, Reader, Writer, not_taken};
 use crate::watch::{PeerWatch, Sockets, Task};
 use crate::wire::check_refused;
+use crate::{Refusal, StreamError};
 
 impl Hub {
     /// Drives the hub from a task of this runtime until the hub is [stopped](Self::stop). Streams of tasks see to that by
@@ -466,13 +467,11 @@ where
     }
 }
 
-/// Connects over a stream that the hub watches, without a task.
-async fn over_tcp(handshake: Handshake, mut stream: TcpStream) -> io::Result<Stream> {
-    stream.set_nodelay(true)?;
-    let (handshake, hello) = join(handshake, &mut stream).await?;
+/// Both sides are connected over a stream that the hub watches, without a task.
+fn joined(stream: TcpStream, handshake: Handshake, hello: &[u8]) -> io::Result<Stream> {
     let stream = stream.into_std()?;
     let addresses = Addresses::of(&stream);
-    handshake.finish(&hello, PeerWatch::Socket(stream.into()), addresses).map(Stream::new)
+    handshake.finish(hello, PeerWatch::Socket(stream.into()), addresses).map(Stream::new)
 }
 
 /// The half of a [`Stream`] that reads.
@@ -518,8 +517,11 @@ impl Stream {
     /// Those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(hub: &Hub, address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Self> {
         let connects = first(&hub.inner, address, |to| async move {
-            let stream = TcpStream::connect(to).await?;
-            over_tcp(Handshake::new(&hub.inner, Role::Connects)?, stream).await
+            let mut stream = TcpStream::connect(to).await?;
+            stream.set_nodelay(true)?;
+            let handshake = Handshake::new(&hub.inner, Role::Connects)?;
+            let (handshake, hello) = join(handshake, &mut stream).await?;
+            joined(stream, handshake, &hello)
         });
         hub.inner.unless_stopped(connects).await
     }
@@ -1085,21 +1087,66 @@ struct PendingClients {
     clients: Mutex<Vec<Client>>,
     /// One at a time takes a place, so that no other one takes what is made free for it.
     turn: ::tokio::sync::Mutex<()>,
+    /// A client that had a place has connected, or was given up.
+    changed: Notify,
 }
 
 struct Client {
-    task: AbortHandle,
+    task: Option<task::Id>,
     number: u64,
     since: Instant,
-    /// The client has begun to connect.
-    has_place: Arc<AtomicBool>,
+    /// Since when it has a place of the hub, and connects.
+    begun: Option<Instant>,
+    /// It is to give its place to another one.
+    gives_up: Arc<Notify>,
+}
+
+/// A client that connects, until this is dropped.
+struct Attempt {
+    pending: Arc<PendingClients>,
+    number: u64,
+    gives_up: Arc<Notify>,
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.begin(None);
+        self.pending.changed.notify_waiters();
+    }
 }
 
 impl PendingClients {
+    fn clients(&self) -> MutexGuard<'_, Vec<Client>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Since when the client that has been connecting for the longest time does so, and what has it give up.
+    fn oldest(&self) -> Option<(Instant, Arc<Notify>)> {
+        let clients = self.clients();
+        let begun = clients.iter().filter_map(|client| Some((client.begun?, &client.gives_up)));
+        begun.min_by_key(|(since, _)| *since).map(|(since, gives_up)| (since, gives_up.clone()))
+    }
+
+    /// Returns until when a client waits for those that came before it and may connect soon.
+    fn in_order(&self, number: u64) -> Option<Instant> {
+        let clients = self.clients();
+        let earlier = clients.iter().filter(|client| client.number < number);
+        earlier.map(|client| client.since + ORDER).max().filter(|&until| until > now())
+    }
+}
+
+impl Attempt {
+    fn begin(&self, begun: Option<Instant>) {
+        let mut clients = self.pending.clients();
+        if let Some(client) = clients.iter_mut().find(|client| client.number == self.number) {
+            client.begun = begun;
+        }
+    }
+
     /// Waits for the client's first bytes. A stream that ends is an error of the read.
     async fn wait_until_it_speaks(&self, stream: &TcpStream) -> io::Result<()> {
         while let Err(elapsed) = ::tokio::time::timeout(SILENCE, stream.readable()).await {
-            if self.is_full.load(Ordering::SeqCst) {
+            if self.pending.is_full.load(Ordering::SeqCst) {
                 return Err(elapsed.into());
             }
         }
@@ -1109,47 +1156,43 @@ impl PendingClients {
         }
     }
 
-    fn clients(&self) -> MutexGuard<'_, Vec<Client>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The client that has been connecting for the longest time.
-    fn oldest(&self) -> Option<AbortHandle> {
-        let connects = |client: &&Client| {
-            client.has_place.load(Ordering::SeqCst) && !client.task.is_finished()
-        };
-        self.clients().iter().find(connects).map(|client| client.task.clone())
-    }
-
-    /// Returns until when a client waits for those that came before it and may connect soon.
-    fn in_order(&self, number: u64) -> Option<Instant> {
-        let clients = self.clients();
-        let earlier = clients.iter().filter(|client| client.number < number);
-        earlier.map(|client| client.since + ORDER).max().filter(|&until| until > now())
-    }
-
-    /// Has others give up, as long as the hub has no place for the next one.
-    async fn place<T>(
-        &self,
-        has_place: &AtomicBool,
-        mut take: impl FnMut() -> io::Result<T>,
-    ) -> io::Result<T> {
-        let _turn = self.turn.lock().await;
+    /// Takes a place. While the hub has none, one that others have had for too long is made free.
+    async fn place<T>(&self, mut take: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let pending = &self.pending;
+        let _turn = pending.turn.lock().await;
         loop {
-            match take() {
-                Err(error) if error.kind() == ErrorKind::OutOfMemory => {
-                    let oldest = self.oldest().ok_or(error)?;
-                    oldest.abort();
-                    while !oldest.is_finished() {
-                        ::tokio::task::yield_now().await;
-                    }
-                }
+            let mut changed = pin!(pending.changed.notified());
+            let error = match take() {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
                 taken => {
-                    has_place.store(taken.is_ok(), Ordering::SeqCst);
+                    self.begin(taken.is_ok().then(now));
                     return taken;
                 }
+            };
+            let (begun, gives_up) = pending.oldest().ok_or(error)?;
+            let until = (begun + SILENCE).into();
+            if ::tokio::time::timeout_at(until, changed.as_mut()).await.is_err() {
+                gives_up.notify_one();
+                changed.await;
             }
         }
+    }
+
+    /// Waits for as long as a client may take, and until it is to give up.
+    async fn in_time<T>(&self, future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let (mut future, mut gives_up) = (pin!(future), pin!(self.gives_up.notified()));
+        let mut late = pin!(::tokio::time::sleep(PATIENCE));
+        poll_fn(|cx| match future.as_mut().poll(cx) {
+            Poll::Pending => {
+                let is_late = gives_up.as_mut().poll(cx).is_ready();
+                if is_late || late.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Err(ErrorKind::TimedOut.into()));
+                }
+                Poll::Pending
+            }
+            done => done,
+        })
+        .await
     }
 }
 
@@ -1187,30 +1230,36 @@ impl Acceptor {
 }
 
 impl Arrived {
-    async fn connect(
-        self,
-        hub: &Hub,
-        pending: &PendingClients,
-        has_place: &AtomicBool,
-    ) -> io::Result<Stream> {
+    async fn connect(self, hub: &Arc<Inner>, attempt: &Attempt) -> io::Result<Stream> {
         match self {
-            Self::Over(stream) => {
-                pending.wait_until_it_speaks(&stream).await?;
-                let take = || Handshake::new(&hub.inner, Role::Accepts);
-                match pending.place(has_place, take).await {
-                    Ok(handshake) => over_tcp(handshake, stream).await,
+            Self::Over(mut stream) => {
+                let joins = async {
+                    attempt.in_time(attempt.wait_until_it_speaks(&stream)).await?;
+                    let handshake = attempt.place(|| Handshake::new(hub, Role::Accepts)).await;
+                    let handshake =
+                        handshake.inspect_err(|error| refuse(&stream, hub.refusal(error)))?;
+                    stream.set_nodelay(true)?;
+                    attempt.in_time(join(handshake, &mut stream)).await
+                };
+                let (handshake, hello) = match joins.await {
+                    Ok(joined) => joined,
                     Err(error) => {
-                        hub.inner.count_refused(&error);
-                        refuse(&stream.into_std()?);
-                        Err(error)
+                        // The system's own limit has a number.
+                        if error.kind() == ErrorKind::TimedOut && error.raw_os_error().is_none() {
+                            let slow = StreamError::Refused(Refusal::TooSlow).into();
+                            refuse(&stream, hub.refusal(&slow));
+                        }
+                        return Err(error);
                     }
-                }
+                };
+                joined(stream, handshake, &hello)
             }
             #[cfg(feature = "rdmacm")]
             Self::Managed(request) => {
                 // Without room, the client is rejected in the next step.
-                let _ = pending.place(has_place, || hub.inner.lock().has_room()).await;
-                manager::accept_on_tokio(&hub.inner, *request).await.map(Stream::new)
+                let _ = attempt.place(|| hub.lock().has_room()).await;
+                let accepts = manager::accept_on_tokio(hub, *request);
+                attempt.in_time(accepts).await.map(Stream::new)
             }
         }
     }
@@ -1225,6 +1274,7 @@ impl Listener {
     pub async fn bind(hub: &Hub, address: impl ToSocketAddrs + fmt::Debug) -> io::Result<Self> {
         let addresses = look_up(address).await?;
         let listener = TcpListener::bind(&addresses[..]).await?;
+        lengthen_backlog(&listener)?;
         Self::new(hub, listener.local_addr()?, Acceptor::Tcp(listener))
     }
 
@@ -1313,7 +1363,7 @@ impl Listener {
             };
             // One that has failed has made room.
             let id = joined.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-            self.pending.clients().retain(|client| client.task.id() != id);
+            self.pending.clients().retain(|client| client.task != Some(id));
             if let Ok((_, (number, Ok(stream)))) = joined {
                 accepting.connected.insert(number, stream);
             }
@@ -1353,16 +1403,19 @@ impl Listener {
     /// Has a client connect.
     fn admit(&self, accepting: &mut Accepting, arrived: Arrived) {
         let (hub, pending) = (self.hub.clone(), self.pending.clone());
-        let (number, has_place) = (accepting.next, Arc::default());
+        let (number, gives_up) = (accepting.next, Arc::<Notify>::default());
         accepting.next += 1;
-        let own = Arc::clone(&has_place);
-        let task = accepting.joins.spawn(async move {
-            let connects = hub.inner.unless_stopped(arrived.connect(&hub, &pending, &own));
-            let connected = ::tokio::time::timeout(PATIENCE, connects).await;
-            (number, connected.unwrap_or_else(|elapsed| Err(elapsed.into())))
+        let attempt = Attempt { pending, number, gives_up: gives_up.clone() };
+        // Before the task runs. A runtime that ends drops it at once.
+        let client = Client { task: None, number, since: now(), begun: None, gives_up };
+        self.pending.clients().push(client);
+        let joins = accepting.joins.spawn(async move {
+            let connects = arrived.connect(&hub.inner, &attempt);
+            (number, hub.inner.unless_stopped(connects).await)
         });
-        let mut clients = self.pending.clients();
-        clients.push(Client { task, number, since: now(), has_place });
+        if let Some(client) = self.pending.clients().last_mut() {
+            client.task = Some(joins.id());
+        }
     }
 }
 

@@ -15,30 +15,27 @@
 //! A hello, the private data of the exchange, has 20 bytes: `ibvS`, the version (2), options (2), the longest message that the
 //! sender receives (4), how many with data it receives at first (2), zero (2), the seconds after which it pings (4).
 
-use std::io;
+use crate::{Refusal, StreamError};
 
-use crate::StreamError;
-
-/// A listener whose hub has no room sends this instead of the exchange, or with its rejection.
-pub(crate) const REFUSED: &[u8; 8] = b"ibvSfull";
-
-/// A listener of the connection manager sends this with its rejection, if the client has reached another device than its hub's.
-#[cfg(any(test, feature = "rdmacm"))]
-pub(crate) const ELSEWHERE: &[u8; 8] = b"ibvSelse";
+impl Refusal {
+    /// A listener sends these instead of the exchange, or with its rejection.
+    pub(crate) fn bytes(self) -> &'static [u8; 8] {
+        match self {
+            Self::Full => b"ibvSfull",
+            Self::NoResources => b"ibvSnone",
+            Self::TooSlow => b"ibvSslow",
+            Self::OtherDevice => b"ibvSelse",
+        }
+    }
+}
 
 /// Whether the first bytes of a listener are its refusal.
-pub(crate) fn check_refused(bytes: &[u8]) -> io::Result<()> {
-    let reason = match bytes.first_chunk() {
-        Some(REFUSED) => {
-            "the peer's hub is full: it has max_connections streams, or no memory for another one"
-        }
-        #[cfg(any(test, feature = "rdmacm"))]
-        Some(ELSEWHERE) => {
-            "the address leads to another device of the peer than its hub's: connect to an address of that one"
-        }
-        _ => return Ok(()),
-    };
-    Err(io::Error::new(io::ErrorKind::ConnectionRefused, reason))
+pub(crate) fn check_refused(bytes: &[u8]) -> Result<(), StreamError> {
+    use Refusal::{Full, NoResources, OtherDevice, TooSlow};
+    let first = bytes.first_chunk();
+    let all = [Full, NoResources, TooSlow, OtherDevice];
+    let refused = all.into_iter().find(|&reason| first == Some(reason.bytes()));
+    refused.map_or(Ok(()), |reason| Err(StreamError::Refused(reason)))
 }
 
 /// The length of a header.
