@@ -363,11 +363,15 @@ impl Driver {
         Some(threaded.wake_fd.fd())
     }
 
-    /// The loop is gone.
-    pub(crate) fn detach(&self) {
-        if let Self::Thread(threaded) = self {
+    /// A loop is gone, or this epoll instance of it is to be without `wake_fd`. Returns whether it was attached.
+    pub(crate) fn detach(&self, is_attached: &AtomicBool, set: Option<c_int>) -> bool {
+        let Self::Thread(threaded) = self else { return false };
+        let was_attached = is_attached.swap(false, Ordering::Relaxed);
+        if was_attached {
+            set.inspect(|&set| threaded.wake_fd.leave(set));
             threaded.loops.fetch_sub(1, Ordering::Relaxed);
         }
+        was_attached
     }
 
     /// A loop that is attached will poll this completion queue once more, and then sleep.

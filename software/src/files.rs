@@ -256,6 +256,12 @@ impl WakeFd {
         })
     }
 
+    /// Takes this file out of an epoll instance.
+    pub(crate) fn leave(&self, set: c_int) {
+        // SAFETY: no memory is involved. A file that is not there is an error.
+        unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_DEL, self.fd(), std::ptr::null_mut()) };
+    }
+
     pub(crate) fn fd(&self) -> c_int {
         self.all.fd()
     }

@@ -31,6 +31,7 @@ static HOOKS: Hooks = Hooks {
     sleep_for: provider::completion::sleep_for,
     attend: provider::completion::attend,
     rest: provider::completion::rest,
+    detach: provider::completion::detach,
     is_ended: provider::completion::is_ended,
     direct: DirectVerbs {
         #[cfg(feature = "efa")]

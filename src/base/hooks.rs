@@ -53,6 +53,9 @@ pub struct Hooks {
     /// For a queue with a file of `attend`: an event loop is about to poll for the last time before it sleeps. Returns
     /// whether there is an event to read.
     pub rest: unsafe fn(*mut ffi::ibv_cq) -> bool,
+    /// The event loop cannot wait for the file of `attend`, if the live queue has one: this takes the file out of the epoll
+    /// instance. From now on, events wake the loop as they do others.
+    pub detach: unsafe fn(*mut ffi::ibv_cq, c_int),
     /// Whether no event will ever come in this empty file of events, of any provider, because its device was removed.
     pub is_ended: fn(c_int) -> bool,
     /// The direct verbs of EFA and mlx5, if it has such devices.

@@ -29,6 +29,7 @@ use ibverbs::ChannelId;
 use ibverbs::rdmacm;
 use ibverbs::tcp::Exchange;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
 
 use crate::conn::Cursor;
 use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, addresses_of, lengthen_backlog, refuse};
@@ -133,7 +134,15 @@ fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
     if inner.lock().drivers.serve(id) {
         return Ok(());
     }
-    let files = Files::new(inner)?;
+    let files = match Files::new(inner) {
+        // A peer has used up what the kernel allows of sets around the device's file. A thread can still wait for it.
+        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+            inner.watch()?;
+            inner.lock().drivers.begin(id, false);
+            return Ok(());
+        }
+        files => files?,
+    };
     let mut state = inner.lock();
     if state.drivers.begin(id, true) {
         for member in state.members.iter_mut().flatten() {

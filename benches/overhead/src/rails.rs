@@ -40,6 +40,7 @@ static HOOKS: Hooks = Hooks {
     sleep_for: |_, _, _| false,
     attend: |_| None,
     rest: |_| true,
+    detach: |_, _| {},
     is_ended: |_| false,
     direct: DirectVerbs { efa_query_device, efa_create_qp, ..DirectVerbs::NONE },
     manager_open: || None,

@@ -114,9 +114,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
             (&raw const (*cq).comp_events_completed).read_volatile() == read.completion
                 && (&raw const (*cq).async_events_completed).read_volatile() == read.asynchronous
         });
-        if (*cq.cast::<SoftCq>()).is_attached.load(Ordering::Relaxed) {
-            shared((*cq).context).driver().detach();
-        }
+        shared((*cq).context).driver().detach(&(*cq.cast::<SoftCq>()).is_attached, None);
         drop(Box::from_raw(cq.cast::<SoftCq>()));
     }
     0
@@ -233,6 +231,19 @@ pub(crate) unsafe fn rest(cq: *mut ibv_cq) -> bool {
         shared.driver().rest(shared, (*cq).handle);
         let read = (&raw const (*cq).comp_events_completed).read_volatile();
         shared.lock().events((*cq).handle) != read || events::is_any_ended()
+    }
+}
+
+/// # Safety
+///
+/// As [`Hooks`](ibverbs::provider::Hooks) says.
+pub(crate) unsafe fn detach(cq: *mut ibv_cq, set: c_int) {
+    // SAFETY: the caller vouches for the queue.
+    unsafe {
+        let Some(shared) = threaded(cq) else { return };
+        if shared.driver().detach(&(*cq.cast::<SoftCq>()).is_attached, Some(set)) {
+            shared.lock().unattend((*cq).handle);
+        }
     }
 }
 

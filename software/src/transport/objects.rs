@@ -109,6 +109,13 @@ impl Engine {
         self.core.armed -= u32::from(cq.armed != Armed::No && !was);
     }
 
+    /// Nobody who waits for this queue's events receives packets any more.
+    pub(crate) fn unattend(&mut self, number: u32) {
+        let Some(cq) = self.core.cqs.get_mut(number) else { return };
+        let was = std::mem::take(&mut cq.is_attended);
+        self.core.armed += u32::from(cq.armed != Armed::No && was);
+    }
+
     /// A thread that has found a completion queue empty is about to sleep for it. Returns false if there was something since
     /// then that raised no event: then it must look again.
     pub(crate) fn begin_sleep(&mut self, number: u32) -> bool {

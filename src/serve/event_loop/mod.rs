@@ -354,7 +354,8 @@ impl<'res, B> Loop<'res, B> {
 
 impl<B> AsFd for Loop<'_, B> {
     /// The file that is readable when there is an event, and sometimes without one. Only wait for it:
-    /// [`arm`](Self::arm) reads from it. It stays the same for the life of the loop.
+    /// [`arm`](Self::arm) reads from it. It stays the same for the life of the loop. It is an epoll instance: `poll` takes
+    /// it always, and another instance unless those around it are too many (`EINVAL`).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.ready_file().expect("checked when the loop was made")
     }

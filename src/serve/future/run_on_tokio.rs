@@ -56,7 +56,11 @@ impl<S: Share> Reactor<S> {
     ///
     /// Outside of a tokio runtime with I/O enabled ([`enable_io`](tokio::runtime::Builder::enable_io)).
     pub async fn run_on_tokio(&self) -> Result<()> {
-        let file = register(self.as_fd());
+        let file = register(self.as_fd()).or_else(|_| {
+            // A peer may have put the provider's file into as many sets as the kernel allows.
+            self.queue.detach(self.as_fd());
+            register(self.as_fd())
+        });
         let file = file.inspect_err(|&error| self.stop(TransportError::Verbs(error)))?;
         let mut ready = pin!(file.ready(EVENTS));
         self.run_by(

@@ -1,6 +1,8 @@
 use std::ffi::c_int;
 #[cfg(feature = "async")]
 use std::os::fd::AsFd;
+#[cfg(feature = "tokio")]
+use std::os::fd::AsRawFd;
 #[cfg(feature = "channel")]
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -12,6 +14,8 @@ use super::completion_channel::{CompletionChannel, WaitChannel};
 use super::extended_completion::Extended;
 use super::waiters::Waiters;
 use super::work_completion::WorkCompletion;
+#[cfg(feature = "tokio")]
+use crate::base::hooks::hooks;
 use crate::base::{Error, Handle, Leak, Parent, Result, debug, ffi, object, resource};
 use crate::verbs::device::{Context, ContextRef};
 use crate::verbs::domain::DomainRef;
@@ -323,6 +327,13 @@ impl CompletionQueue<'_> {
         // Miri has no epoll instance inside of another.
         let peers = if cfg!(miri) { None } else { Some(channel.peers()?) };
         Ok([Some(channel.channel().as_fd()), attended, peers])
+    }
+
+    /// An epoll instance with the [`files`](Self::files) is to be in another one, which the provider's file prevents.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn detach(&self, any: BorrowedFd<'_>) {
+        // SAFETY: the queue is live.
+        hooks().inspect(|hooks| unsafe { (hooks.detach)(self.as_raw(), any.as_raw_fd()) });
     }
 
     /// [`files`](Self::files) as one.
