@@ -149,7 +149,7 @@ impl Buffers {
 ///
 /// A stream that is called may not want the buffer any more, and nobody says so. Therefore, while others wait, the drivers are
 /// [to look](Self::needs_look) once more. Whoever was called and has not come by then is passed over, but keeps its place in the
-/// order.
+/// order for as long as others wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Starved {
     /// Those that are not called, by their tickets.
@@ -214,6 +214,9 @@ impl Starved {
             self.places_taken -= 1;
             self.awaited -= usize::from(place.is_called);
             self.waiting.remove(&place.ticket);
+            if self.places_taken == 0 {
+                self.called.clear();
+            }
         }
     }
 
@@ -242,7 +245,7 @@ impl Starved {
     #[inline]
     pub(crate) fn pass_over(&mut self) {
         self.looks = false;
-        if self.called.is_empty() {
+        if self.places_taken == 0 {
             return;
         }
         for index in self.called.drain(..) {
@@ -251,6 +254,11 @@ impl Starved {
             }
         }
         self.awaited = 0;
+        // Who has been passed over may never write again.
+        if self.waiting.is_empty() {
+            self.places.clear();
+            self.places_taken = 0;
+        }
     }
 }
 
@@ -327,5 +335,26 @@ mod tests {
         starved.add(0);
         starved.remove(2);
         assert_eq!(starved.call(1), [0]);
+    }
+
+    /// Each write would look up who waits.
+    #[test]
+    fn writers_that_do_not_come_leave_nothing_behind_when_nobody_else_waits() {
+        let mut starved = Starved::default();
+        starved.add(0);
+        assert_eq!(starved.call(1), [0]);
+        starved.pass_over();
+        assert_eq!(starved.places_taken, 0);
+        // The same while another one waits, which then has its buffer.
+        (0..2).for_each(|index| starved.add(index));
+        assert_eq!(starved.call(1), [0]);
+        starved.pass_over();
+        assert_eq!(starved.places_taken, 2);
+        assert_eq!(starved.call(1), [1]);
+        starved.remove(1);
+        starved.pass_over();
+        assert_eq!((starved.places_taken, &starved.called[..]), (0, &[][..]));
+        starved.add(1);
+        assert_eq!(starved.call(1), [1]);
     }
 }
