@@ -88,7 +88,7 @@ impl fmt::Display for Refusal {
 }
 
 /// Whether the device is gone.
-fn is_gone(error: &Error) -> bool {
+pub(crate) fn is_gone(error: &Error) -> bool {
     // EIO, ENODEV
     matches!(error.raw_os_error(), Some(5 | 19))
 }

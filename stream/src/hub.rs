@@ -23,6 +23,7 @@ use ibverbs::{AccessFlags, BufferPool, ChannelId, Context, Loop, PooledBuffer, P
 
 use crate::config::{Config, HubBuilder, SMALL};
 use crate::drivers::{is_clock_real, now};
+use crate::error::is_gone;
 use crate::state::State;
 use crate::watch::{OF_DEVICE, Sockets};
 use crate::{Refusal, Stats, StreamError};
@@ -399,8 +400,12 @@ impl Inner {
     pub(crate) fn look_at(&self, indexes: &[usize]) {
         for &index in indexes {
             if index == OF_DEVICE {
-                // One that has failed cannot be armed, and so stops the hub.
-                let _ = self.serve(true, false);
+                // The kernel is asked: some drivers arm queues of a device that has failed.
+                if let Err(error) = self.domain.context().query_port(1)
+                    && is_gone(&error)
+                {
+                    self.lock().stop(StreamError::Transport(error.into()));
+                }
                 continue;
             }
             let mut state = self.lock();

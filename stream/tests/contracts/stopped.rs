@@ -8,8 +8,11 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::device::AsyncEventKind;
 use ibverbs::rdmacm;
+use ibverbs_software::{EventSubject, Verb, When};
 use ibverbs_stream::{Hub, Listener, Role, Stream, tokio as tasks};
+use tokio::io::AsyncReadExt as _;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Host, MANAGED, PATIENCE, managed_hub, soon};
@@ -272,5 +275,43 @@ fn a_device_that_fails_ends_connects_while_tcp_waits() {
         let by_thread = |hub: &Hub| Stream::connect(hub, full.to, late()).map(drop);
         let by_task = async |hub: &Hub| tasks::Stream::connect(hub, full.to).await.map(drop);
         try_removal(by_tasks, |_| full.wait_until_asked(), by_thread, by_task);
+    }
+}
+
+/// Some drivers arm the queues of a device that has failed. The event file says so to those that wait.
+#[test]
+fn a_device_that_fails_and_can_be_armed_ends_streams() {
+    for by_tasks in [false, true] {
+        let host = Host::new();
+        let fails = || {
+            host.device.fail(Verb::QueryPort, 5, When::Before, 1000);
+            host.device.make_up_event(AsyncEventKind::DeviceFatal, EventSubject::Device).unwrap();
+        };
+        let error = if by_tasks {
+            runtime()
+                .block_on(async {
+                    let listener = tasks::Listener::bind(&host.hub, "127.0.0.1:0").await.unwrap();
+                    let connects =
+                        tasks::Stream::connect(&host.hub, listener.local_addr().unwrap());
+                    let (one, other) = tokio::join!(connects, listener.accept());
+                    let (mut one, _other) = (one.unwrap(), other.unwrap());
+                    fails();
+                    tokio::time::timeout(PATIENCE, one.read_u8()).await.expect("nobody is told")
+                })
+                .unwrap_err()
+        } else {
+            let listener = Listener::bind(&host.hub, "127.0.0.1:0").unwrap();
+            let to = listener.local_addr().unwrap();
+            thread::scope(|threads| {
+                let connects = threads.spawn(|| Stream::connect(&host.hub, to, soon()).unwrap());
+                let (mut other, _) = listener.accept().unwrap();
+                let _one = connects.join().unwrap();
+                other.set_read_timeout(Some(PATIENCE)).unwrap();
+                let reads = threads.spawn(move || other.read(&mut [0]).unwrap_err());
+                fails();
+                reads.join().unwrap()
+            })
+        };
+        assert_eq!(error.kind(), ErrorKind::NotConnected, "{error}");
     }
 }
