@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use crate::foreign::Foreign;
+
 pub(crate) fn wait_for(fd: c_int) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
@@ -95,7 +97,7 @@ impl Epoll {
 /// writable once more. Two processes share the file with its flags, and each may do with it what it likes. So to ring is a call that says
 /// itself that it does not wait. A write would wait for a counter that is full, if the other process has cleared `O_NONBLOCK`.
 #[derive(Debug)]
-pub(crate) struct Bell(OwnedFd);
+pub(crate) struct Bell(Foreign);
 
 /// A bell can be rung so often, which at a million times a second takes longer than any program runs.
 const RINGS: u64 = 1 << 62;
@@ -108,7 +110,7 @@ impl Bell {
         unsafe {
             let bell = match libc::eventfd(0, flags) {
                 -1 => return Err(io::Error::last_os_error()),
-                fd => Self(OwnedFd::from_raw_fd(fd)),
+                fd => Self(Foreign::file(OwnedFd::from_raw_fd(fd))),
             };
             match libc::write(bell.0.as_raw_fd(), (&raw const rings).cast(), size_of_val(&rings)) {
                 -1 => Err(io::Error::last_os_error()),
@@ -121,13 +123,17 @@ impl Bell {
     /// call for eventfds that never waits.
     ///
     /// The kernel's files without a name share one inode. Only those of them that can be read without waiting are read from.
-    pub(crate) fn open(file: OwnedFd) -> Option<Self> {
+    pub(crate) fn open(file: Foreign) -> Option<Self> {
         let inode = |file: &OwnedFd| {
-            // SAFETY: the structure is plain data, and the call gets its address.
+            // Asks no server of a file system, which may let it wait.
+            let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+            // SAFETY: the structure is plain data, and the call gets its address and an empty string.
             unsafe {
-                let mut status: libc::stat = std::mem::zeroed();
-                let is_known = libc::fstat(file.as_raw_fd(), &mut status) == 0;
-                is_known.then_some((status.st_dev, status.st_ino))
+                let mut status: libc::statx = std::mem::zeroed();
+                let (fd, path, to) = (file.as_raw_fd(), c"".as_ptr(), &raw mut status);
+                let found = libc::syscall(libc::SYS_statx, fd, path, flags, libc::STATX_INO, to);
+                let device = (status.stx_dev_major, status.stx_dev_minor);
+                (found == 0).then_some((device, status.stx_ino))
             }
         };
         let own = Self::new().ok()?;
@@ -206,15 +212,14 @@ const DEEP: usize = 3;
 /// bell of its own, and cannot take another's wake-up.
 #[derive(Debug)]
 pub(crate) struct WakeFd {
-    own: Bell,
+    own: Waker,
     all: Epoll,
 }
 
 impl WakeFd {
     pub(crate) fn new() -> io::Result<Self> {
-        let wake_fd = Self { own: Bell::new()?, all: Epoll::new()? };
-        wake_fd.add(&wake_fd.own)?;
-        wake_fd.clear();
+        let wake_fd = Self { own: Waker::new()?, all: Epoll::new()? };
+        wake_fd.all.add(wake_fd.own.fd(), libc::EPOLLIN | libc::EPOLLET, 0)?;
         Ok(wake_fd)
     }
 
@@ -228,11 +233,7 @@ impl WakeFd {
     }
 
     pub(crate) fn wake(&self) {
-        // No other process has this bell, so the call that every kernel has does not wait either.
-        let mut one = 0_u64;
-        let fd = self.own.0.as_raw_fd();
-        // SAFETY: eight bytes are written to a live variable.
-        unsafe { libc::read(fd, (&raw mut one).cast(), size_of_val(&one)) };
+        self.own.wake();
     }
 
     /// Takes all wake-ups. Who waits for this file without taking them learns of those that come after that too, if edge-triggered.

@@ -105,6 +105,7 @@ mod event_files;
 mod faults;
 mod ffi;
 mod files;
+mod foreign;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod harness;

@@ -6,7 +6,9 @@ mod child;
 #[path = "support/patience.rs"]
 mod patience;
 
-use std::net::{IpAddr, TcpListener};
+use std::io::Write;
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -614,4 +616,78 @@ fn processes_that_misuse_what_they_share_harm_nobody_else() {
     }
     drop(strangers);
     exchange(&mut honest, &domain, |number| number == 60);
+}
+
+/// A socket that nobody can close without waiting for the process that has the other one, which takes nothing.
+fn closes_slowly() -> [TcpStream; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    slow.set_nonblocking(true).unwrap();
+    while slow.write(&[0; 1 << 16]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 100_000 };
+    let (value, size) = ((&raw const linger).cast(), size_of_val(&linger) as u32);
+    // SAFETY: the value is live, and of that size.
+    let status = unsafe {
+        libc::setsockopt(slow.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size)
+    };
+    assert_eq!(status, 0);
+    [slow, other]
+}
+
+/// A process sends files whose closing takes for ever. The device refuses them, and waits neither for that process, nor for the
+/// thread that closes them, of which it tells by letting nobody in.
+#[test]
+fn files_that_close_slowly_stop_no_device() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    let (address, mut others) = (device.address(), Vec::new());
+    let send = |text: &[u8], files: usize, others: &mut Vec<TcpStream>| {
+        let [slow, other] = closes_slowly();
+        others.push(other);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let mut all = vec![null.as_raw_fd(); files];
+        all[files - 1] = slow.as_raw_fd();
+        // SAFETY: the descriptor is this test's.
+        unsafe { OwnedFd::from_raw_fd(says(address, text, &all)) }
+    };
+    let is_refused = |connection: &OwnedFd| {
+        let mut file = libc::pollfd { fd: connection.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one live structure.
+        unsafe { libc::poll(&mut file, 1, 0) == 1 && file.revents & libc::POLLHUP != 0 }
+    };
+    let own = fixed_address().to_string();
+    // With room for the files, and without, and for a message behind that one.
+    for (text, files) in [("?", 1), ("?", 2), (&own, 2), (&own, 3), (&own, 4)] {
+        let connection = send(text.as_bytes(), files, &mut others);
+        wait_until("it is not refused", || is_refused(&connection));
+    }
+    let mut connections = Vec::new();
+    for _ in 0..100 {
+        connections.push(send(b"?", 1, &mut others));
+    }
+    // Of each, the connection and the file wait to be closed.
+    wait_until("none is refused", || connections.iter().filter(|it| is_refused(it)).count() > 20);
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let _child = Process::run("sends_back_until_its_peer_is_gone", at);
+    let (mut channel, _) = prepare(&domain).accept(&listener, b"", deadline()).unwrap();
+    exchange(&mut channel, &domain, |number| number == 100);
+    assert_eq!(rings(), 0, "who would close what it sends?");
+    drop(channel);
+    drop(domain);
+    drop(context);
+    // Some wait at its listener still.
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(device);
+        ended.send(())
+    });
+    end.recv_timeout(Duration::from_secs(60)).expect("the device waits for a file");
+    assert!(connections.iter().all(is_refused));
+    let left = descriptors() - 2 * others.len();
+    others.clear();
+    wait_until("nobody closes the files", || descriptors() < left);
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::neighbours::Inbox;
@@ -13,6 +13,7 @@ use super::same_host::{DirectAccess, Receivers};
 use super::socket::{Socket, UDP_GRO, read_address};
 use super::udp::Sockets;
 use crate::files::{Epoll, WakeFd, wait_for};
+use crate::foreign::Foreign;
 use crate::wire::{LONGEST, PORT, Packet};
 
 /// How many messages one system call receives, and the room for each. The system gives the pages only when something
@@ -349,7 +350,7 @@ impl Receiver {
 pub(crate) struct Sources {
     sockets: Vec<Arc<Socket>>,
     listeners: bool,
-    pending: Vec<Arc<OwnedFd>>,
+    pending: Vec<Arc<Foreign>>,
     ends: Arc<Epoll>,
 }
 
@@ -358,7 +359,7 @@ impl Sources {
     pub(crate) fn listeners(&self) -> impl Iterator<Item = libc::pollfd> {
         let listeners = self.sockets.iter().filter_map(|socket| socket.listener.as_ref());
         let listeners = listeners.filter(|_| self.listeners).map(AsRawFd::as_raw_fd);
-        let pending = self.pending.iter().map(AsRawFd::as_raw_fd);
+        let pending = self.pending.iter().map(|connection| connection.as_raw_fd());
         listeners.chain(pending).chain([self.ends.fd()]).map(wait_for)
     }
 

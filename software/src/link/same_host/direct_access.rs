@@ -23,6 +23,7 @@ use super::ring::Mapping;
 use super::{MOST, check, is_hung_up, own_process};
 use crate::ffi::ibv_access_flags as Access;
 use crate::files::wait_for;
+use crate::foreign::Foreign;
 
 /// The table's words, in this order: whether it is open; the regions; the queue pairs.
 const REGIONS: usize = 1;
@@ -87,7 +88,7 @@ fn pair_at(number: u32) -> Option<usize> {
 /// A lease, as its target knows it.
 struct Taken {
     /// The connection of the peer that has it.
-    connection: Arc<OwnedFd>,
+    connection: Arc<Foreign>,
     ring: Arc<Mapping>,
     is_ending: bool,
 }
@@ -212,7 +213,7 @@ impl DirectAccess {
     /// A lease for the process at the other end, whose ring this is. `None`: there are enough.
     pub(super) fn admit(
         self: &Arc<Self>,
-        connection: &Arc<OwnedFd>,
+        connection: &Arc<Foreign>,
         ring: &Arc<Mapping>,
     ) -> Option<Lease> {
         let mut leases = self.leases();
@@ -413,7 +414,7 @@ mod tests {
     const IOVA: u64 = 0x10_000;
 
     /// Both ends of a connection in this process, and the initiator's reach into it.
-    fn admitted(direct_access: &Arc<DirectAccess>) -> (Lease, OwnedFd, Reach) {
+    fn admitted(direct_access: &Arc<DirectAccess>) -> (Lease, Foreign, Reach) {
         let [ours, theirs] = pair();
         let lease = direct_access.admit(&Arc::new(ours), &ring()).unwrap();
         let process = std::process::id() as libc::pid_t;
@@ -425,11 +426,11 @@ mod tests {
         Arc::new(Mapping::create(Mapping::RING, true).unwrap().0)
     }
 
-    fn pair() -> [OwnedFd; 2] {
+    fn pair() -> [Foreign; 2] {
         let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
         one.set_nonblocking(true).unwrap();
         other.set_nonblocking(true).unwrap();
-        [one.into(), other.into()]
+        [one, other].map(|end| Foreign::connection(end.into()))
     }
 
     fn request(writes: bool, address: u64, length: u64) -> OneSided {

@@ -5,11 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::files::{Bell, Epoll, WakeFd};
+use crate::foreign::Foreign;
 
 /// A connection, with a bell that is handed over by it. Both are waited for until this is dropped.
 #[derive(Debug)]
 pub(super) struct Line {
-    connection: Arc<OwnedFd>,
+    connection: Arc<Foreign>,
     bell: Bell,
     wake_fd: Arc<WakeFd>,
     ends: Arc<Epoll>,
@@ -18,7 +19,7 @@ pub(super) struct Line {
 impl Line {
     /// The other end of a bell wakes those that wait for `wake_fd`, and the connection's end those that wait for `ends`.
     pub(super) fn new(
-        connection: Arc<OwnedFd>,
+        connection: Arc<Foreign>,
         wake_fd: &Arc<WakeFd>,
         ends: &Arc<Epoll>,
     ) -> io::Result<Self> {

@@ -20,15 +20,17 @@ mod senders;
 
 use std::ffi::c_int;
 use std::io;
-use std::mem::{size_of, zeroed};
+use std::mem::{ManuallyDrop, size_of, zeroed};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) use self::direct_access::let_in;
 pub(crate) use self::direct_access::{DirectAccess, OneSided};
 pub(super) use self::receivers::Receivers;
 pub(super) use self::senders::Senders;
 use crate::files::{Bell, MOST_BELLS};
+use crate::foreign::Foreign;
 
 /// How many connections a device accepts, and opens. Packets of more processes go through the kernel's network.
 const MOST: usize = MOST_BELLS;
@@ -71,16 +73,23 @@ fn socket() -> io::Result<OwnedFd> {
 /// The name of an address, which one device of the machine has, and what proves it.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    socket: OwnedFd,
+    socket: ManuallyDrop<OwnedFd>,
     /// A connection to this listener that the listener itself has accepted. The kernel says of it whose address it has, and
     /// which process has connected: this one, so that nobody else can use it as a proof. `None`: this process introduces itself
     /// to nobody.
     proof: Option<OwnedFd>,
+    /// Other processes have it too.
+    is_sent: AtomicBool,
 }
 
 impl Listener {
     /// Whether a file proves that the process at the other end of a connection has an address.
     fn is_proof(proof: &OwnedFd, of: IpAddr, connection: &OwnedFd) -> bool {
+        // Only a Unix socket tells a process. To ask another file for its name may wait.
+        let process = own_process(connection);
+        if process.is_none() || own_process(proof) != process {
+            return false;
+        }
         // SAFETY: the call fills in the structure, whose size it is told; all zeros is a valid value.
         let (found, size) = unsafe {
             let mut found: libc::sockaddr_un = zeroed();
@@ -89,11 +98,28 @@ impl Listener {
             let is_known = libc::getsockname(proof.as_raw_fd(), to, &mut size) == 0;
             (found, if is_known { size } else { 0 })
         };
-        let is_named = name(of).is_some_and(|(name, length)| {
+        name(of).is_some_and(|(name, length)| {
             length == size && found.sun_family == name.sun_family && found.sun_path == name.sun_path
-        });
-        let process = own_process(connection);
-        is_named && process.is_some() && own_process(proof) == process
+        })
+    }
+}
+
+impl Drop for Listener {
+    /// Refuses the processes that wait there: who closes the socket closes what they have sent.
+    fn drop(&mut self) {
+        // SAFETY: it is used no more.
+        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        self.proof.take().filter(|_| *self.is_sent.get_mut()).map(Foreign::file);
+        // SAFETY: no memory is involved. From here on no process comes.
+        unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+        loop {
+            match accept(&socket) {
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // Without a descriptor for them, its name is free a little later.
+                Err(_) => return drop(Foreign::file(socket)),
+            }
+        }
     }
 }
 
@@ -121,18 +147,21 @@ pub(super) fn listener(address: IpAddr) -> io::Result<Option<Listener>> {
     let Some(socket) = reserve(address)? else { return Ok(None) };
     // SAFETY: a plain system call for a socket of ours.
     check(unsafe { libc::listen(socket.as_raw_fd(), MOST as _) } as _)?;
+    let (socket, is_sent) = (ManuallyDrop::new(socket), AtomicBool::new(false));
+    let mut listener = Listener { socket, proof: None, is_sent };
     let own = Some(std::process::id() as libc::pid_t);
     // Others may connect before this process does. They come again, and send packets through the kernel's network until then.
     for _ in 0..8 {
         let _connection = connect(address);
         for _ in 0..MOST {
-            let Ok(proof) = accept(&socket) else { break };
+            let Ok(proof) = accept(&listener) else { break };
             if own_process(&proof) == own {
-                return Ok(Some(Listener { socket, proof: Some(proof) }));
+                listener.proof = Some(proof.into_own());
+                return Ok(Some(listener));
             }
         }
     }
-    Ok(Some(Listener { socket, proof: None }))
+    Ok(Some(listener))
 }
 
 /// Connects to the listener of an address, if there is one, without blocking.
@@ -145,13 +174,13 @@ fn connect(to: IpAddr) -> Option<OwnedFd> {
 }
 
 /// The next connection at a listener, if there is one.
-fn accept(listener: &impl AsRawFd) -> io::Result<OwnedFd> {
+fn accept(listener: &impl AsRawFd) -> io::Result<Foreign> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: a plain system call for a socket of ours; what it returns is a new descriptor, ours alone.
     unsafe {
         let null = std::ptr::null_mut();
         let fd = check(libc::accept4(listener.as_raw_fd(), null, null.cast(), flags) as _)?;
-        Ok(OwnedFd::from_raw_fd(fd as _))
+        Ok(Foreign::connection(OwnedFd::from_raw_fd(fd as _)))
     }
 }
 
@@ -174,7 +203,7 @@ fn own_process(connection: &OwnedFd) -> Option<libc::pid_t> {
 enum Heard {
     Nothing,
     /// The other side has let us in: how to wake it, and whether it lets us into its memory too, by this table.
-    Answer(Bell, Option<OwnedFd>),
+    Answer(Bell, Option<Foreign>),
     /// The other end is gone, or says what nobody says.
     End,
 }
@@ -216,6 +245,7 @@ struct Control {
 /// Says who we are, with the proof of it, and hands over the ring.
 fn introduce(connection: &OwnedFd, from: (IpAddr, &Listener), ring: &OwnedFd) -> io::Result<()> {
     let proof = from.1.proof.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+    from.1.is_sent.store(true, Ordering::Relaxed);
     send(connection, from.0.to_string().as_bytes(), &[ring, proof])
 }
 
@@ -250,7 +280,7 @@ fn send(connection: &OwnedFd, text: &[u8], files: &[&OwnedFd]) -> io::Result<()>
 }
 
 /// Receives what [`introduce`] sent, if it is there: an address that the other process has, and a ring.
-fn meet(connection: &OwnedFd) -> io::Result<(IpAddr, OwnedFd)> {
+fn meet(connection: &OwnedFd) -> io::Result<(IpAddr, Foreign)> {
     let mut text = [0_u8; TEXT];
     let (length, files) = receive(connection, &mut text)?;
     let text = std::str::from_utf8(&text[..length]).ok();
@@ -263,10 +293,13 @@ fn meet(connection: &OwnedFd) -> io::Result<(IpAddr, OwnedFd)> {
 }
 
 /// Receives a message, and the files that came with it, without blocking.
+///
+/// The files are looked at first, while the socket has them too: what there is no room for stays there, as does its message, and is
+/// closed with the connection.
 fn receive(
     connection: &OwnedFd,
     text: &mut [u8; TEXT],
-) -> io::Result<(usize, [Option<OwnedFd>; FILES])> {
+) -> io::Result<(usize, [Option<Foreign>; FILES])> {
     // SAFETY: as in `send`. The control message is read if the kernel has written one; there is room for as many
     // descriptors only, which are ours from here on.
     unsafe {
@@ -276,7 +309,7 @@ fn receive(
         (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = libc::CMSG_LEN(size_of_val(&control.files) as _) as _;
-        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK;
         let length = check(libc::recvmsg(connection.as_raw_fd(), &mut message, flags))?;
         let (mut files, header) = ([const { None }; FILES], libc::CMSG_FIRSTHDR(&message));
         if let Some(header) = header.as_ref()
@@ -286,9 +319,14 @@ fn receive(
             let size = header.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
             let count = size / size_of::<c_int>();
             for (to, &file) in files.iter_mut().zip(&control.files).take(count) {
-                *to = Some(OwnedFd::from_raw_fd(file));
+                *to = Some(Foreign::file(OwnedFd::from_raw_fd(file)));
             }
         }
+        if message.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let no_text = std::ptr::null_mut();
+        check(libc::recv(connection.as_raw_fd(), no_text, 0, libc::MSG_DONTWAIT))?;
         Ok((length, files))
     }
 }

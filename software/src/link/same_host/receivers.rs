@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::direct_access::Lease;
@@ -11,6 +11,7 @@ use super::line::Line;
 use super::ring::Reader;
 use super::{DirectAccess, MOST, accept, answer, is_hung_up, meet, own_process};
 use crate::files::{Epoll, WakeFd};
+use crate::foreign::{Foreign, is_behind};
 
 /// How many packets are read from a ring before others get their turn, and the answers are sent.
 const TURN: usize = 64;
@@ -43,10 +44,10 @@ pub(in crate::link) struct Receivers {
     /// Readable when one has ended.
     ends: Arc<Epoll>,
     /// Connections whose process is not known yet, with their listeners' addresses.
-    pending: Vec<(IpAddr, Arc<OwnedFd>)>,
+    pending: Vec<(IpAddr, Arc<Foreign>)>,
     all: Vec<Peer>,
-    /// A process could not be let in, for want of descriptors or memory. Not to be woken for it again and again, the
-    /// listeners are left alone until something else happens.
+    /// A process could not be let in, for want of descriptors or memory, or since files wait to be closed. Not to be woken for it
+    /// again and again, the listeners are left alone until something else happens.
     is_waiting: bool,
     /// Addresses of peers that ended since the last call: nothing more comes from there.
     gone: Vec<IpAddr>,
@@ -88,7 +89,7 @@ impl Receivers {
     }
 
     /// The connections of processes that have not introduced themselves. [`Receivers::attend`] is for them.
-    pub(in crate::link) fn pending(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+    pub(in crate::link) fn pending(&self) -> impl Iterator<Item = &Arc<Foreign>> {
         self.pending.iter().map(|(_, connection)| connection)
     }
 
@@ -112,6 +113,10 @@ impl Receivers {
     pub(in crate::link) fn open(&mut self, to: IpAddr, listener: &impl AsRawFd) {
         // Other users, whose connections are refused, could connect for ever.
         for _ in 0..64 {
+            if is_behind() {
+                self.is_waiting = true;
+                return;
+            }
             let connection = match accept(listener) {
                 Ok(connection) => connection,
                 Err(e) => {
@@ -159,7 +164,7 @@ impl Receivers {
         std::mem::take(&mut self.gone)
     }
 
-    fn admit(&mut self, to: IpAddr, connection: Arc<OwnedFd>) {
+    fn admit(&mut self, to: IpAddr, connection: Arc<Foreign>) {
         let (from, file) = match meet(&connection) {
             Ok(met) => met,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {

@@ -13,6 +13,7 @@ use super::direct_access::{OneSided, Reach, pidfd};
 use super::ring::Writer;
 use super::{Heard, Listener, MOST, connect, introduce, listen, own_process};
 use crate::files::Bell;
+use crate::foreign::{Foreign, is_behind};
 use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
 
@@ -46,7 +47,7 @@ enum Path {
 /// A ring that another process reads.
 #[derive(Debug)]
 pub(in crate::link) struct Connection {
-    connection: OwnedFd,
+    connection: Foreign,
     writer: Writer,
     /// Wakes the other side, which has let us in and sent it. `None`: it has not answered.
     bell: Option<Bell>,
@@ -72,7 +73,10 @@ pub(in crate::link) struct Connection {
 impl Connection {
     /// Connects to the listener of `to`, and hands over a ring.
     fn new(from: (IpAddr, &Listener), to: IpAddr) -> Option<Self> {
-        let connection = connect(to)?;
+        if is_behind() {
+            return None;
+        }
+        let connection = Foreign::connection(connect(to)?);
         // Without this check, any process could take the name of an address of another machine.
         if !to.is_loopback() && UdpSocket::bind((to, 0)).is_err() {
             return None;

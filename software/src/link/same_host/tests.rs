@@ -17,6 +17,7 @@ use super::{
 use crate::device::Device;
 use crate::event_files::before_sleep;
 use crate::files::{Bell, Epoll, WakeFd, Waker, wait, wait_for};
+use crate::foreign::Foreign;
 use crate::link::namespace::namespace;
 use crate::link::neighbours::{Inbox, Place};
 use crate::link::socket::open_own;
@@ -679,11 +680,11 @@ fn a_bell_is_rung_without_waiting() {
     fill(&full);
     // SAFETY: plain system calls; the new descriptor is this test's alone.
     let empty = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
-    let empty = Bell::open(empty).unwrap();
+    let empty = Bell::open(Foreign::file(empty)).unwrap();
     // A kind of file that looks like one, and whose reader would wait.
     // SAFETY: a plain system call; the new descriptor is this test's alone.
     let other = unsafe { OwnedFd::from_raw_fd(libc::inotify_init1(0)) };
-    let other = Bell::open(other).unwrap();
+    let other = Bell::open(Foreign::file(other)).unwrap();
     let (sender, rung) = std::sync::mpsc::channel();
     for bell in [full, empty, other] {
         // SAFETY: a plain system call for a descriptor of this test's.

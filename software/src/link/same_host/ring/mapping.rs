@@ -90,11 +90,13 @@ impl Mapping {
         length: usize,
         is_shared: bool,
     ) -> io::Result<Self> {
+        // Only a file in memory has seals. To ask another one for its size may wait.
         // SAFETY: plain system calls for a descriptor of ours; `stat` is filled in where the call succeeds.
         let (seals, size) = unsafe {
+            let seals = check(libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) as _)? as c_int;
             let mut stat: libc::stat = std::mem::zeroed();
             check(libc::fstat(file.as_raw_fd(), &mut stat) as _)?;
-            (check(libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) as _)? as c_int, stat.st_size)
+            (seals, stat.st_size)
         };
         if seals & SEALS != SEALS || usize::try_from(size) != Ok(length) {
             return Err(io::ErrorKind::InvalidData.into());
