@@ -2,6 +2,7 @@
 //! device's file (`EINVAL`). Tasks, whose runtime is such a set, go on. A process of its own: all devices of it are concerned.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,5 +108,18 @@ fn streams_of_tasks_are_driven() {
             two.write_u8(byte).await.unwrap();
             assert_eq!(one.read_u8().await.unwrap(), byte);
         }
+    });
+}
+
+/// No stream is there for which the hub's own thread would poll.
+#[test]
+fn a_listener_of_tasks_hears_that_the_device_has_failed() {
+    let device = Device::new().unwrap();
+    let hub = Hub::builder(&Arc::new(device.open().unwrap())).build().unwrap();
+    let _sets = use_up();
+    run(async {
+        let listener = Listener::bind(&hub, "127.0.0.1:0").await.unwrap();
+        let (accepted, ()) = tokio::join!(listener.accept(), async { device.remove() });
+        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::NotConnected);
     });
 }
