@@ -7,7 +7,7 @@ mod child;
 mod patience;
 
 use std::io::Write;
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -226,22 +226,27 @@ fn packets_to_other_processes_are_in_shared_memory() {
     wait_until("nothing is left", || rings() == 0);
 }
 
+/// Packets to the process that is started pass through the kernel.
+fn shares_no_memory(device: &Device, start: impl FnOnce(SocketAddr) -> Process) {
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _child = start(listener.local_addr().unwrap());
+    let accepted = prepare(&domain).accept(&listener, b"", deadline());
+    let (mut channel, _) = accepted.unwrap();
+    exchange(&mut channel, &domain, |number| number == 100);
+    assert_eq!(rings(), 0);
+}
+
 #[test]
 fn processes_of_other_users_share_no_memory() {
     if !is_root() {
         return;
     }
     let _alone = alone();
-    let device = Device::new().unwrap();
-    let context = device.open().unwrap();
-    let domain = context.alloc_pd().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let _child = Process::run_as(1, "sends_back_until_its_peer_is_gone", address);
-    let accepted = prepare(&domain).accept(&listener, b"", deadline());
-    let (mut channel, _) = accepted.unwrap();
-    exchange(&mut channel, &domain, |number| number == 100);
-    assert_eq!(rings(), 0);
+    shares_no_memory(&Device::new().unwrap(), |address| {
+        Process::run_as(1, "sends_back_until_its_peer_is_gone", address)
+    });
 }
 
 /// Such a process has the number 0 for the other one, as any other there.
@@ -251,16 +256,9 @@ fn processes_that_see_no_number_of_each_other_share_no_memory() {
         return;
     }
     let _alone = alone();
-    let device = Device::new().unwrap();
-    let context = device.open().unwrap();
-    let domain = context.alloc_pd().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let _child = Process::run_with_own_numbers("sends_back_until_its_peer_is_gone", address);
-    let accepted = prepare(&domain).accept(&listener, b"", deadline());
-    let (mut channel, _) = accepted.unwrap();
-    exchange(&mut channel, &domain, |number| number == 100);
-    assert_eq!(rings(), 0);
+    shares_no_memory(&Device::new().unwrap(), |address| {
+        Process::run_with_own_numbers("sends_back_until_its_peer_is_gone", address)
+    });
 }
 
 /// The child's part of the next test.
@@ -318,15 +316,7 @@ fn a_process_without_a_free_descriptor_is_reached_through_the_kernel() {
 fn packets_pass_through_the_kernel_if_the_program_wants_it() {
     let _alone = alone();
     let device = Device::builder().through_kernel(true).build().unwrap();
-    let context = device.open().unwrap();
-    let domain = context.alloc_pd().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let _child = Process::run("sends_back_until_its_peer_is_gone", address);
-    let accepted = prepare(&domain).accept(&listener, b"", deadline());
-    let (mut channel, _) = accepted.unwrap();
-    exchange(&mut channel, &domain, |number| number == 100);
-    assert_eq!(rings(), 0);
+    shares_no_memory(&device, |address| Process::run("sends_back_until_its_peer_is_gone", address));
 }
 
 /// A process without a processor, which is what SIGSTOP makes of it, is not gone.
