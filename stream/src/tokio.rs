@@ -537,7 +537,9 @@ impl Stream {
 
     /// `rdma_connect`: connects by the connection manager: see
     /// [`Stream::connect_rdmacm`](crate::Stream::connect_rdmacm). It looks for the route for ten seconds at most; for the rest
-    /// there is no deadline but the connection manager's: use [`timeout`](::tokio::time::timeout).
+    /// there is no deadline but the connection manager's: use [`timeout`](::tokio::time::timeout). The manager asks 16 times, 4.6 s
+    /// apart, as Linux does, so a server that dies with the request unanswered is noticed after 74 s; later by as much as its
+    /// manager has asked for (MRA), which Linux does for 69 s.
     ///
     /// # Errors
     ///
