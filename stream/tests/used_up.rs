@@ -1,10 +1,10 @@
 //! A process that a device shares an eventfd with puts that into sets of its own, until the kernel allows no further set around the
-//! device's file (`EINVAL`). Tasks, whose runtime is such a set, go on. A process of its own: all devices of it are concerned.
+//! device's file (`EINVAL`). Tasks, whose runtime is such a set, go on. One test at a time: all devices of the process are concerned.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ibverbs::{AccessFlags, BufferPool, Channel, ProtectionDomain, Reactor};
@@ -20,6 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How many times each message is answered: so often the runtime sleeps until it is woken.
 const ROUNDS: u8 = 100;
+
+/// Held by the test that runs.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn run(future: impl Future<Output = ()>) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -41,27 +47,33 @@ fn add(set: &OwnedFd, file: RawFd) -> bool {
     unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, file, &mut event) == 0 }
 }
 
-/// The eventfds by which devices of this process are woken, which count from 2^62 down.
+/// The eventfds by which devices of this process are woken: those that are in an epoll set, edge-triggered. A peer has others, which are
+/// in the same sets.
 fn bells() -> Vec<RawFd> {
-    let is_bell = |file: &RawFd| {
-        let info = fs::read_to_string(format!("/proc/self/fdinfo/{file}")).unwrap_or_default();
-        let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:"));
-        count.is_some_and(|count| u64::from_str_radix(count.trim(), 16).unwrap() > 1 << 61)
-    };
-    (0..1024).filter(is_bell).collect()
+    let info = |file| fs::read_to_string(format!("/proc/self/fdinfo/{file}")).unwrap_or_default();
+    let number = |text: Option<&str>, radix| u32::from_str_radix(text.unwrap(), radix).unwrap();
+    let mut bells = Vec::new();
+    for set in 0..1024 {
+        for line in info(set).lines().filter(|line| line.starts_with("tfd:")) {
+            let mut words = line.split_whitespace();
+            let (file, events) = (number(words.nth(1), 10), number(words.nth(1), 16));
+            if events & libc::EPOLLET as u32 != 0 && info(file).contains("eventfd-count:") {
+                bells.push(file as RawFd);
+            }
+        }
+    }
+    bells
 }
 
-/// Uses up what the kernel allows of paths of length three, until the sets are dropped.
+/// Uses up what the kernel allows of paths of length three, which are a hundred, until the sets are dropped.
 fn use_up() -> Vec<OwnedFd> {
     let (mut sets, bells) = (Vec::new(), bells());
     assert!(!bells.is_empty());
     for bell in bells {
         let (first, second) = (set(), set());
-        // Another test may use up the same ones.
-        if add(&first, bell) && add(&second, first.as_raw_fd()) {
-            let third = || Some(set()).filter(|set| add(set, second.as_raw_fd()));
-            sets.extend(std::iter::from_fn(third));
-        }
+        assert!(add(&first, bell) && add(&second, first.as_raw_fd()));
+        let third = || Some(set()).filter(|set| add(set, second.as_raw_fd()));
+        sets.extend(std::iter::from_fn(third));
         sets.extend([first, second]);
     }
     sets
@@ -69,6 +81,7 @@ fn use_up() -> Vec<OwnedFd> {
 
 #[test]
 fn a_reactor_runs_on_tokio() {
+    let _turn = turn();
     let device = Device::new().unwrap();
     let context = Arc::new(device.open().unwrap());
     let domain = Arc::new(ProtectionDomain::new(&context).unwrap());
@@ -93,6 +106,7 @@ fn a_reactor_runs_on_tokio() {
 
 #[test]
 fn streams_of_tasks_are_driven() {
+    let _turn = turn();
     let device = Device::new().unwrap();
     let builder = Hub::builder(&Arc::new(device.open().unwrap())).max_connections(4);
     let hub = builder.build().unwrap();
@@ -114,6 +128,7 @@ fn streams_of_tasks_are_driven() {
 /// No stream is there for which the hub's own thread would poll.
 #[test]
 fn a_listener_of_tasks_hears_that_the_device_has_failed() {
+    let _turn = turn();
     let device = Device::new().unwrap();
     let hub = Hub::builder(&Arc::new(device.open().unwrap())).build().unwrap();
     let _sets = use_up();
