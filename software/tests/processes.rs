@@ -452,7 +452,7 @@ fn random(state: &mut u64) -> u64 {
 
 /// Says something to the device at an address, as no honest process does.
 fn says(at: IpAddr, text: &[u8], files: &[i32]) -> i32 {
-    let name = format!("\0ibverbs-software 7 {at}");
+    let name = format!("\0ibverbs-software 8 {at}");
     // SAFETY: plain system calls, with structures of the sizes that they are told.
     unsafe {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;

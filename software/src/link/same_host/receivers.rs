@@ -174,6 +174,9 @@ impl Receivers {
         };
         let Ok(reader) = Reader::new(&file) else { return };
         let Ok(line) = Line::new(connection.clone(), &self.wake_fd, &self.ends) else { return };
+        if !reader.take() {
+            return;
+        }
         // Whatever is in the ring is read before anyone asks to be rung, also what a process has left that has ended since.
         let access = self.direct_access.as_ref();
         let lease = access.and_then(|access| access.admit(&connection, reader.mapping()));

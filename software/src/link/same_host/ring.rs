@@ -23,9 +23,21 @@ const SKIP: u32 = u32::MAX;
 /// processor's cache is used.
 const NEAR: u32 = 256 << 10;
 
+/// Who has the ring.
+const TAKEN: u32 = 1;
+const WITHDRAWN: u32 = 2;
+
 /// The bytes that a packet takes up.
 fn space(length: usize) -> usize {
     UNIT + length.next_multiple_of(UNIT)
+}
+
+impl Mapping {
+    /// Gives the ring to one side for good, unless one has it.
+    fn decide(&self, owner: u32) -> bool {
+        let relaxed = Ordering::Relaxed;
+        self.header().owner.0.compare_exchange(0, owner, relaxed, relaxed).is_ok()
+    }
 }
 
 /// The side that writes.
@@ -109,9 +121,9 @@ impl Writer {
         true
     }
 
-    /// Lets a reader that comes later see nothing.
-    pub(super) fn withdraw(&mut self) {
-        self.mapping.header().front.written.store(0, Ordering::Release);
+    /// Takes the ring back, so that nobody reads it. False: a reader [has taken](Reader::take) it.
+    pub(super) fn withdraw(&self) -> bool {
+        self.mapping.decide(WITHDRAWN)
     }
 
     /// Lets the reader see what was written. Returns whether it has to be woken.
@@ -150,6 +162,11 @@ impl Reader {
         let packet = Box::new([0; LONGEST]);
         let mapping = Arc::new(Mapping::open(file, Mapping::RING, true)?);
         Ok(Self { mapping, read: 0, is_broken: false, packet })
+    }
+
+    /// Takes the ring to read it. False: its writer has [withdrawn](Writer::withdraw) it, and sends the packets another way.
+    pub(super) fn take(&self) -> bool {
+        self.mapping.decide(TAKEN)
     }
 
     pub(super) fn mapping(&self) -> &Arc<Mapping> {

@@ -120,7 +120,7 @@ impl Connection {
     /// Hears what the other process says, and returns whether it is gone.
     fn is_cut_off(&mut self) -> bool {
         match listen(&self.connection) {
-            Heard::Nothing if !self.is_late() => return false,
+            Heard::Nothing if !self.is_late() || !self.writer.withdraw() => return false,
             Heard::Answer(bell, table) if !self.is_answered() => {
                 self.bell = Some(bell);
                 let lets_in = table.zip(self.pidfd.take());
@@ -129,9 +129,8 @@ impl Connection {
                 self.unanswered = Vec::new();
                 return false;
             }
-            // If it lets us in later, it finds an empty ring: the packets went another way.
-            Heard::Nothing => self.writer.withdraw(),
-            Heard::Answer(..) | Heard::End => {}
+            // Nobody reads the ring from now on: the packets go another way.
+            Heard::Nothing | Heard::Answer(..) | Heard::End => {}
         }
         // Of two calls, the second one finds this too.
         // SAFETY: no memory is involved.

@@ -181,6 +181,29 @@ fn what_is_refused_is_given_back() {
     assert!(senders.ring(from, to).is_none() && senders.is_done(), "it is not asked again at once");
 }
 
+/// A process that comes late finds the ring withdrawn, and its packets elsewhere. One that has taken the ring reads them there.
+#[test]
+fn packets_go_one_way_alone() {
+    let _files = no_process_starts();
+    let (from, to) = (own_address(42), own_address(18));
+    let (own, opened) = (listener(from), listener(to));
+    for is_late in [false, true] {
+        let mut receivers = new_receivers();
+        let (mut writer, file) = Writer::create().unwrap();
+        let connection = connect(to).unwrap();
+        introduce(&connection, (from, &own), &file).unwrap();
+        writer.write(&[1; 20]);
+        writer.publish();
+        assert!(!is_late || writer.withdraw());
+        for _ in 0..2 {
+            attend(&mut receivers, to, &opened);
+        }
+        assert!(is_late || !writer.withdraw());
+        assert_eq!(received(&mut receivers).len(), usize::from(!is_late));
+        assert!(matches!(listen(&connection), Heard::End) == is_late);
+    }
+}
+
 /// Packets without room wait until the reader makes some, and are bounded. Nothing overtakes it.
 #[test]
 fn what_does_not_fit_waits() {

@@ -49,6 +49,8 @@ pub(super) struct Header {
     pub(super) sealed: Line,
     /// The writer's present lease of the reader's memory, or 0 (`direct_access`); set by the writer.
     pub(super) lease: Lease,
+    /// 0 until the reader takes the ring or the writer withdraws it, whichever comes first.
+    pub(super) owner: Line,
 }
 
 /// Aligned as [`Line`].
