@@ -219,8 +219,9 @@ impl Builder {
     /// as on other devices, and a line on the standard error output says so once.
     ///
     /// What is carried out so: a READ or a WRITE without immediate data, of up to 4 MiB, on a reliable connection with no
-    /// earlier request under way, to a region of ordinary memory by the region's own key, by Linux 5.3 or later. Everything else goes by packets, and
-    /// what is not allowed does too, and has the usual error. [`Counters::one_sided`](crate::Counters::one_sided) counts them.
+    /// earlier request under way, to a region of ordinary memory by the region's own key, on Linux 5.3 or later. Everything else
+    /// goes by packets, and what is not allowed does too, and has the usual error.
+    /// [`Counters::one_sided`](crate::Counters::one_sided) counts them.
     ///
     /// Deregistering a region, and stopping a queue pair, wait for a peer that is copying at that moment, for a second at most; the
     /// device works meanwhile. If the peer's process is stopped there (`SIGSTOP`), `ibv_dereg_mr` of that region fails with

@@ -323,9 +323,11 @@ impl Driver {
         }
     }
 
-    /// Sleeps for a thread that polls this completion queue afterwards, which is armed. Returns whether there may be
-    /// something to poll, and no event: the queue is armed still. The queue has a number, and one that no other ever has: a file that
-    /// was named for it keeps its descriptor as long as it lives.
+    /// Sleeps for a thread that has armed this completion queue, and polls it afterwards. Returns true if the queue may have a
+    /// completion for which it has raised no event: then it is still armed.
+    ///
+    /// Another queue may get the queue's number later, but never its serial number. The kernel's set of files keeps those that were
+    /// named for a serial number: the caller keeps them open as long as the queue lives.
     pub(crate) fn sleep_for(
         &self,
         shared: &Shared,

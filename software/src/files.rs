@@ -93,9 +93,12 @@ impl Epoll {
     }
 }
 
-/// An eventfd that wakes those who wait for it in an epoll set, edge-triggered. To ring is to take one of its counter, which makes it
-/// writable once more. Two processes share the file with its flags, and each may do with it what it likes. So to ring is a call that says
-/// itself that it does not wait. A write would wait for a counter that is full, if the other process has cleared `O_NONBLOCK`.
+/// An eventfd by which another process wakes this one. Its counter begins high, and who rings takes one from it. That makes the file
+/// writable once more, and wakes the threads that wait for it in an epoll set, edge-triggered.
+///
+/// Both processes share the file with its flags, and each may do with it what it likes. So ringing is a call that says itself that it
+/// does not wait. There is no such call to write to an eventfd: a write would wait while the counter is full, if the other process has
+/// cleared `O_NONBLOCK`.
 #[derive(Debug)]
 pub(crate) struct Bell(Foreign);
 
@@ -236,7 +239,7 @@ impl WakeFd {
         self.own.wake();
     }
 
-    /// Takes all wake-ups. Who waits for this file without taking them learns of those that come after that too, if edge-triggered.
+    /// Takes all wake-ups that have come. A thread that waits for this file edge-triggered learns of the next one without this call.
     pub(crate) fn clear(&self) {
         // Another process may ring all the time. A wake-up that is left wakes a thread for nothing, once.
         for _ in 0..MOST_BELLS / EVENTS + 2 {

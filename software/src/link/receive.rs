@@ -63,9 +63,10 @@ pub(crate) struct Receiver {
     without_sockets: u32,
     /// The thread that waits was told that it may sleep, and no packet was received since then.
     told_to_sleep: bool,
-    /// Someone was told to sleep who does not take wake-ups from `wake_fd`.
+    /// `wake_fd` may have wake-ups that [`may_sleep`](Self::may_sleep) has to clear.
     has_left_some: bool,
-    /// How many times in a row there were no packets, or `EMPTY_TURNS` from the last packet of a socket on.
+    /// How many turns without any packet followed the last packet of this machine's memory, up to `EMPTY_TURNS`. A packet of a
+    /// socket sets it to `EMPTY_TURNS`.
     empty_turns: u32,
     all: Arc<Sockets>,
     version: u32,
@@ -246,12 +247,12 @@ impl Receiver {
         self.receive_some(true, each)
     }
 
-    /// The sockets were found empty.
+    /// The caller has found the sockets empty: the next turns may leave them out.
     pub(crate) fn expect_no_datagrams(&mut self) {
         self.without_sockets = 0;
     }
 
-    /// The next call looks into the sockets.
+    /// The caller has found a packet in a socket, or may have: the next turns without packets look into the sockets.
     pub(crate) fn expect_datagrams(&mut self) {
         self.empty_turns = EMPTY_TURNS;
     }

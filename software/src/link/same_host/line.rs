@@ -17,7 +17,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// The other end of a bell wakes those that wait for `wake_fd`, and the connection's end those that wait for `ends`.
+    /// Makes the bell. Until the line is dropped, the other process wakes the threads that wait for `wake_fd` when it rings, and
+    /// those that wait for `ends` when it ends the connection.
     pub(super) fn new(
         connection: Arc<Foreign>,
         wake_fd: &Arc<WakeFd>,

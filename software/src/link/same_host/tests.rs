@@ -185,7 +185,7 @@ fn what_is_refused_is_given_back() {
 #[test]
 fn packets_go_one_way_alone() {
     let _files = no_process_starts();
-    let (from, to) = (own_address(42), own_address(18));
+    let (from, to) = (own_address(42), own_address(19));
     let (own, opened) = (listener(from), listener(to));
     for is_late in [false, true] {
         let mut receivers = new_receivers();
