@@ -429,10 +429,17 @@ impl Senders {
         let ring = own.and_then(|own| Connection::new((from, own), to));
         let path = ring.map_or_else(|| Path::Network(Instant::now() + AGAIN), Path::Ring);
         if matches!(path, Path::Ring(_)) || self.paths.len() >= MOST {
-            self.paths.retain(|_, path| match path {
+            let mut gone = Vec::new();
+            self.paths.retain(|&addresses, path| match path {
                 Path::Network(until) => Instant::now() < *until,
-                Path::Ring(ring) => !ring.is_cut_off(),
+                Path::Ring(ring) => {
+                    if ring.is_cut_off() {
+                        gone.push(addresses);
+                    }
+                    true
+                }
             });
+            gone.into_iter().for_each(|(from, to)| self.forget(from, to));
         }
         if self.paths.len() < MOST {
             self.paths.insert((from, to), path);

@@ -204,6 +204,19 @@ fn packets_go_one_way_alone() {
     }
 }
 
+/// A ring that is opened makes room among those that nobody takes.
+#[test]
+fn what_is_refused_is_given_back_when_another_ring_is_opened() {
+    let _files = no_process_starts();
+    let [from, to, other] = [7, 8, 9].map(own_address);
+    let opened = [to, other].map(listener);
+    let mut senders = new_senders(from);
+    senders.ring(from, to).unwrap().send_all(&mut [packet(1)]);
+    drop(super::accept(&*opened[0]).unwrap());
+    assert!(senders.ring(from, other).is_some() && !senders.has(from, to));
+    assert_eq!(senders.take_refused()[0].bytes, packet(1).bytes);
+}
+
 /// Packets without room wait until the reader makes some, and are bounded. Nothing overtakes it.
 #[test]
 fn what_does_not_fit_waits() {
