@@ -13,7 +13,7 @@ use ibverbs_stream::tokio as tasks;
 use ibverbs_stream::{Hub, Listener, Refusal, Stream, StreamError};
 use tokio::io::AsyncWriteExt as _;
 
-use super::{Host, PATIENCE, soon};
+use super::{Host, MANAGED, PATIENCE, managed_hub, soon};
 
 async fn ends<T>(test: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, test).await.expect("it never ends")
@@ -132,6 +132,22 @@ fn a_hub_that_is_full_says_so() {
         let _again = Stream::connect(&hosts[1].hub, address, soon()).unwrap();
         hosts[0].hub.stop();
     }
+}
+
+#[test]
+fn a_hub_that_is_full_says_so_by_the_connection_manager() {
+    let (server, client) = (managed_hub(1), managed_hub(8));
+    let listener = Listener::bind_rdmacm(&server, (MANAGED.address(), 0).into()).unwrap();
+    let to = listener.local_addr().unwrap();
+    thread::scope(|threads| {
+        let accepts = threads.spawn(|| listener.incoming().filter_map(Result::ok).count());
+        let _first = Stream::connect_rdmacm(&client, to, soon()).unwrap();
+        let error = Stream::connect_rdmacm(&client, to, soon()).unwrap_err();
+        assert_eq!(refusal(&error), Some(Refusal::Full), "{error}");
+        assert_eq!(server.stats().refused, 1);
+        server.stop();
+        assert!(accepts.join().unwrap() <= 1);
+    });
 }
 
 /// A listener has as many clients as it takes, and others wait. Those that say nothing make room.
