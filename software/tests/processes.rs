@@ -141,7 +141,7 @@ fn fixed_address() -> IpAddr {
     IpAddr::from([127, 160 | b, c, d])
 }
 
-/// The child's part of the next tests: sends back what it receives.
+/// The child's part of the next tests: sends back what it receives, until that is the highest number.
 #[test]
 fn sends_back_until_its_peer_is_gone() {
     if is_child("sends_back_until_its_peer_is_gone") {
@@ -175,7 +175,9 @@ fn send_back(when_connected: impl FnOnce()) {
     let (mut channel, _) = prepare(&domain).connect(address, b"", deadline()).unwrap();
     when_connected();
     let mut buffer = domain.allocate::<u32>(1).unwrap();
-    while channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).is_ok() {
+    while channel.until(deadline()).receive(buffer.slice_mut(..).unwrap()).is_ok()
+        && buffer[0] != u32::MAX
+    {
         channel.until(deadline()).send(buffer.slice(..).unwrap()).unwrap();
     }
 }
@@ -625,59 +627,72 @@ fn closes_slowly() -> [TcpStream; 2] {
     [slow, other]
 }
 
-/// A process sends files whose closing takes for ever. The device refuses them, and waits neither for that process, nor for the
-/// thread that closes them, of which it tells by letting nobody in.
+/// A process sends files whose closing takes for ever. The other one's device refuses them, and waits neither for that process nor for
+/// the thread that closes them. As long as that thread waits, nobody is let in.
 #[test]
 fn files_that_close_slowly_stop_no_device() {
     let _alone = alone();
     let device = Device::new().unwrap();
-    let (address, mut others) = (device.address(), Vec::new());
-    let send = |text: &[u8], files: usize, others: &mut Vec<TcpStream>| {
-        let [slow, other] = closes_slowly();
-        others.push(other);
-        let null = std::fs::File::open("/dev/null").unwrap();
-        let mut all = vec![null.as_raw_fd(); files];
-        all[files - 1] = slow.as_raw_fd();
-        // SAFETY: the descriptor is this test's.
-        unsafe { OwnedFd::from_raw_fd(says(address, text, &all)) }
-    };
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
     let is_refused = |connection: &OwnedFd| {
         let mut file = libc::pollfd { fd: connection.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: one live structure.
         unsafe { libc::poll(&mut file, 1, 0) == 1 && file.revents & libc::POLLHUP != 0 }
     };
-    let own = fixed_address().to_string();
-    // With room for the files, and without, and for a message behind that one.
-    for (text, files) in [("?", 1), ("?", 2), (&own, 2), (&own, 3), (&own, 4)] {
-        let connection = send(text.as_bytes(), files, &mut others);
-        wait_until("it is not refused", || is_refused(&connection));
+    for are_closed in [true, false] {
+        let at = listener.local_addr().unwrap();
+        let mut child = Process::run("sends_back_until_its_peer_is_gone", at);
+        let (mut channel, _) = prepare(&domain).accept(&listener, b"", deadline()).unwrap();
+        let [_, b, c, d] = std::process::id().to_be_bytes();
+        let (address, own) = (IpAddr::from([127, 160 | b, c, d]), device.address().to_string());
+        let process = child.0.id() as libc::pid_t;
+        let send = |times| {
+            // With room for the files, and without.
+            let messages = [("?", 1), ("?", 2), (&own, 2), (&own, 3), (&own, 4)];
+            let send = |&(text, files): &(&str, usize)| {
+                let [slow, other] = closes_slowly();
+                let mut all = vec![null.as_raw_fd(); files];
+                all[files - 1] = slow.as_raw_fd();
+                // SAFETY: the new descriptor is this test's.
+                (other, unsafe { OwnedFd::from_raw_fd(says(address, text.as_bytes(), &all)) })
+            };
+            messages.iter().cycle().take(times).map(send).unzip()
+        };
+        let count = |all: &[OwnedFd]| all.iter().filter(|it| is_refused(it)).count();
+        // This process closes its own copies while the other one is stopped, and has closed none.
+        let mut status = 0;
+        // SAFETY: the child is ours, and the status live.
+        let (first_others, first): (Vec<_>, Vec<_>) = unsafe {
+            assert_eq!(libc::kill(process, libc::SIGSTOP), 0);
+            assert_eq!(libc::waitpid(process, &mut status, libc::WUNTRACED), process);
+            let sent = send(100);
+            assert_eq!(libc::kill(process, libc::SIGCONT), 0);
+            sent
+        };
+        // Of each, the connection and its file wait to be closed.
+        wait_until("none is refused", || count(&first) > 50);
+        exchange(&mut channel, &domain, |number| number == 100);
+        assert_eq!(rings(), 0, "who would close what is sent there?");
+        // These wait at the listener.
+        let (others, more): (Vec<_>, Vec<_>) = send(10);
+        exchange(&mut channel, &domain, |number| number == 100);
+        assert_eq!(count(&more), 0);
+        if are_closed {
+            drop((first_others, others));
+            exchange(&mut channel, &domain, |_| rings() == 2);
+            wait_until("it looks no more", || count(&first) + count(&more) == 110);
+        }
+        let mut last = domain.allocate::<u32>(1).unwrap();
+        last[0] = u32::MAX;
+        channel.until(deadline()).send(last.slice(..).unwrap()).unwrap();
+        let end = deadline();
+        while child.0.try_wait().unwrap().is_none() {
+            assert!(std::time::Instant::now() < end, "the device's end waits for a file");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(count(&first) + count(&more), 110);
     }
-    let mut connections = Vec::new();
-    for _ in 0..100 {
-        connections.push(send(b"?", 1, &mut others));
-    }
-    // Of each, the connection and the file wait to be closed.
-    wait_until("none is refused", || connections.iter().filter(|it| is_refused(it)).count() > 20);
-    let context = device.open().unwrap();
-    let domain = context.alloc_pd().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    let _child = Process::run("sends_back_until_its_peer_is_gone", at);
-    let (mut channel, _) = prepare(&domain).accept(&listener, b"", deadline()).unwrap();
-    exchange(&mut channel, &domain, |number| number == 100);
-    assert_eq!(rings(), 0, "who would close what it sends?");
-    drop(channel);
-    drop(domain);
-    drop(context);
-    // Some wait at its listener still.
-    let (ended, end) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        drop(device);
-        ended.send(())
-    });
-    end.recv_timeout(Duration::from_secs(60)).expect("the device waits for a file");
-    assert!(connections.iter().all(is_refused));
-    let left = descriptors() - 2 * others.len();
-    others.clear();
-    wait_until("nobody closes the files", || descriptors() < left);
 }
