@@ -6,12 +6,12 @@
 //! then the medians of this process's processor time, of all its threads, in the program and in the kernel.
 
 use std::error::Error;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, mem};
+use std::{env, hint, mem};
 
 use ibverbs_stream::{Hub, Listener, Stream};
 use rustix::time::{ClockId, clock_gettime};
@@ -23,7 +23,7 @@ const TRIPS: u32 = 4000;
 const LARGE: usize = 64;
 const SMALL: usize = 50_000;
 
-const ROWS: [&str; 9] = [
+const ROWS: [&str; 11] = [
     "64 B there and back, threads",
     "64 B there and back, tasks",
     "1 MiB writes, threads",
@@ -33,17 +33,29 @@ const ROWS: [&str; 9] = [
     "64 B writes, threads",
     "1 MiB filled and written without a copy, tasks",
     "1 MiB filled and written without a copy, threads",
+    "64 B there and back, tasks of two workers",
+    "64 B there and back, threads that poll",
 ];
+
+/// Rows of streams that never sleep, beside TCP's calls that never wait.
+fn polls(row: usize) -> bool {
+    row == 10
+}
+
+/// Rows whose tasks are in a runtime of more than one thread.
+fn has_workers(row: usize) -> bool {
+    row == 9
+}
 
 /// Rows that fill what they write: over TCP in the program's memory, over RDMA in the hub's.
 fn fills(row: usize) -> bool {
-    row >= 7
+    matches!(row, 7 | 8)
 }
 
 /// Returns a row's work: how many times, and how much is written each time; there and back, or one way.
 fn work(row: usize) -> (u32, usize, bool) {
     match row {
-        0 | 1 => (TRIPS, 64, true),
+        0 | 1 | 9 | 10 => (TRIPS, 64, true),
         2 | 3 | 7 | 8 => (LARGE as u32, 1 << 20, false),
         4 => (SMALL as u32 / 4, 4096, false),
         _ => (SMALL as u32, 64, false),
@@ -207,12 +219,51 @@ async fn answers_as_task(
     Ok(stream.flush().await?)
 }
 
-fn hub(device: &ibverbs_software::Device) -> Result<Hub> {
-    Ok(Hub::builder(&Arc::new(device.open()?)).chunk(64 << 10).max_connections(4).build()?)
+/// A stream of TCP whose thread never sleeps.
+struct Polling(TcpStream);
+
+fn poll<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => hint::spin_loop(),
+            result => return result,
+        }
+    }
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+impl Read for Polling {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        poll(|| self.0.read(to))
+    }
+}
+
+impl Write for Polling {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        poll(|| self.0.write(from))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn hub(device: &ibverbs_software::Device, row: usize) -> Result<Hub> {
+    let hub = Hub::builder(&Arc::new(device.open()?)).chunk(64 << 10).max_connections(4);
+    Ok(hub.spin(if polls(row) { u32::MAX } else { 0 }).build()?)
+}
+
+/// Runs a task.
+fn block_on<T: Send + 'static>(
+    row: usize,
+    task: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    if !has_workers(row) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        return runtime.block_on(task);
+    }
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build()?;
+    runtime.block_on(runtime.spawn(task))?
 }
 
 /// The other process: answers the rows that its input names, each at listeners of its own.
@@ -222,7 +273,7 @@ fn child() -> Result<()> {
         let (row, over_rdma) =
             line?.split_once(' ').map(|(a, b)| (a.parse(), b == "rdma")).ok_or("a row")?;
         let row: usize = row?;
-        let hub = hub(&device)?;
+        let hub = hub(&device, row)?;
         if row.is_multiple_of(2) {
             if over_rdma {
                 let listener = Listener::bind(&hub, "127.0.0.1:0")?;
@@ -238,10 +289,15 @@ fn child() -> Result<()> {
                 println!("{}", listener.local_addr()?);
                 let stream = listener.accept()?.0;
                 stream.set_nodelay(true)?;
-                answers(stream, row)?;
+                if polls(row) {
+                    stream.set_nonblocking(true)?;
+                    answers(Polling(stream), row)?;
+                } else {
+                    answers(stream, row)?;
+                }
             }
         } else {
-            runtime()?.block_on(async {
+            block_on(row, async move {
                 if over_rdma {
                     let listener =
                         ibverbs_stream::tokio::Listener::bind(&hub, "127.0.0.1:0").await?;
@@ -274,11 +330,16 @@ fn ask(hub: &Hub, row: usize, address: &str, over_rdma: bool) -> Result<[f64; 2]
         }
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
+        if polls(row) {
+            stream.set_nonblocking(true)?;
+            return asks(Polling(stream), row);
+        }
         return asks(stream, row);
     }
-    runtime()?.block_on(async {
+    let (hub, address) = (hub.clone(), address.to_owned());
+    block_on(row, async move {
         if over_rdma {
-            let stream = ibverbs_stream::tokio::Stream::connect(hub, address).await?;
+            let stream = ibverbs_stream::tokio::Stream::connect(&hub, address).await?;
             if fills(row) {
                 asks_in_buffers_as_task(stream, row).await
             } else {
@@ -317,7 +378,7 @@ fn main() -> Result<()> {
                 writeln!(input, "{row} {}", if over_rdma { "rdma" } else { "tcp" })?;
                 let mut address = String::new();
                 output.read_line(&mut address)?;
-                let hub = hub(&device)?;
+                let hub = hub(&device, row)?;
                 times.push(ask(&hub, row, address.trim(), over_rdma)?);
             }
         }
