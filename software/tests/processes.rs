@@ -115,10 +115,12 @@ fn a_peer_that_is_killed_in_mid_transfer_is_noticed_and_leaves_nothing() {
         assert_eq!(error.status(), WorkStatus::RetryExceeded);
         drop((channel, target));
         drop((domain, listener, child));
-        wait_until("the thread forgets the peer", || rings() <= 1);
+        // A thread of its own closes what peers have, too.
+        let most = counts.get(1).copied().unwrap_or(usize::MAX);
+        let is_forgotten = || rings() <= 1 && descriptors() <= most;
+        wait_until("the peer is forgotten, and its files are closed", is_forgotten);
         counts.push(descriptors());
     }
-    assert_eq!(counts[1], counts[2], "descriptors leak: {counts:?}");
     // The device works as before.
     let domain = context.alloc_pd().unwrap();
     let [one, other] = [(); 2].map(|()| prepare(&domain));
@@ -394,7 +396,8 @@ fn works_without_descriptors() {
         assert!(room > 0 || attempts.0.is_err(), "the limit has no effect");
         drop(channel);
         drop(attempts);
-        assert_eq!(descriptors(), before, "with room for {room}");
+        // Another thread closes what peers could send to.
+        wait_until(&format!("all is closed, with room for {room}"), || descriptors() == before);
     }
     assert!(opened, "even the highest limit is too low");
     println!("no descriptor leaks");

@@ -36,7 +36,7 @@ type Accept<'a> = &'a mut dyn FnMut(Duration) -> io::Result<Box<dyn Send>>;
 fn takes_one_that_is_silent(accept: Accept<'_>) {
     let before = open_files();
     let until = soon();
-    while open_files() == before {
+    while open_files() <= before {
         assert!(Instant::now() < until, "nobody comes");
         assert_eq!(accept(SHORT).err().unwrap().kind(), ErrorKind::WouldBlock);
     }
