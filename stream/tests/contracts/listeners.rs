@@ -140,14 +140,16 @@ fn a_hub_that_is_full_says_so_by_the_connection_manager() {
     let listener = Listener::bind_rdmacm(&server, (MANAGED.address(), 0).into()).unwrap();
     let to = listener.local_addr().unwrap();
     thread::scope(|threads| {
-        let accepts = threads.spawn(|| listener.incoming().filter_map(Result::ok).count());
+        // A stream that the server drops makes room for another one.
+        let accepts = || listener.incoming().filter_map(Result::ok).collect::<Vec<_>>();
+        let accepts = threads.spawn(accepts);
         let _first = Stream::connect_rdmacm(&client, to, soon()).unwrap();
         let second = Stream::connect_rdmacm(&client, to, soon());
         let refused = server.stats().refused;
         server.stop();
         let error = second.unwrap_err();
         assert_eq!((refusal(&error), refused), (Some(Refusal::Full), 1), "{error}");
-        assert!(accepts.join().unwrap() <= 1);
+        assert!(accepts.join().unwrap().len() <= 1);
     });
 }
 
