@@ -1,11 +1,11 @@
 //! Sockets with an abstract name: the machine's, as the kernel lists them (`NETLINK_SOCK_DIAG`, what `ss -x` reads), and ours, to
 //! which strangers can send nothing.
 
-use std::ffi::c_int;
 use std::io;
 use std::mem::{offset_of, size_of, size_of_val};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
+use std::ptr::null_mut;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
@@ -28,16 +28,14 @@ pub(crate) struct UnixSocket {
 }
 
 /// A new socket with this abstract name, or with one that the kernel chooses if this is empty. Any user can send to a name: the
-/// kernel drops what is sent to this socket, on the sender's side, until [`hear`].
+/// kernel drops what is sent to this socket, on the sender's side, until [`hear`]. A system without filters drops nothing.
 ///
 /// # Errors
 ///
 /// `EADDRINUSE`: another socket has the name. `EMFILE`, `ENFILE`, `ENOMEM`: no file or memory is left.
 pub(crate) fn deaf(name: &[u8]) -> io::Result<UnixDatagram> {
     let socket = UnixDatagram::unbound()?;
-    let nothing = libc::BPF_RET | libc::BPF_K;
-    let mut drops = libc::sock_filter { code: nothing as _, jt: 0, jf: 0, k: 0 };
-    set(&socket, libc::SO_ATTACH_FILTER, &libc::sock_fprog { len: 1, filter: &mut drops })?;
+    keep(&socket, 0)?;
     // SAFETY: all zeros is a valid address structure.
     let mut to: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     to.sun_family = libc::AF_UNIX as _;
@@ -52,18 +50,28 @@ pub(crate) fn deaf(name: &[u8]) -> io::Result<UnixDatagram> {
     }
 }
 
-/// Lets a socket of [`deaf`] receive.
+/// Lets a socket of [`deaf`] receive, which is connected: strangers can send to it no more.
 pub(crate) fn hear(socket: &UnixDatagram) -> io::Result<()> {
-    set(socket, libc::SO_DETACH_FILTER, &0_i32)
+    keep(socket, u32::MAX)?;
+    // SAFETY: a plain system call without memory. It takes out what strangers have sent where there are no filters.
+    while unsafe { libc::recv(socket.as_raw_fd(), null_mut(), 0, libc::MSG_DONTWAIT) } >= 0 {}
+    Ok(())
 }
 
-fn set<T>(socket: &UnixDatagram, option: c_int, value: &T) -> io::Result<()> {
-    let (fd, size) = (socket.as_raw_fd(), size_of_val(value) as libc::socklen_t);
+/// Has the kernel keep so many bytes of each message, or drop it if that is 0. It does not drop the filter instead, as qemu's
+/// emulation of Linux for another processor has no `SO_DETACH_FILTER`.
+fn keep(socket: &UnixDatagram, bytes: u32) -> io::Result<()> {
+    let code = (libc::BPF_RET | libc::BPF_K) as _;
+    let mut keeps = libc::sock_filter { code, jt: 0, jf: 0, k: bytes };
+    let filter = libc::sock_fprog { len: 1, filter: &mut keeps };
+    let (fd, size) = (socket.as_raw_fd(), size_of_val(&filter) as libc::socklen_t);
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
     // SAFETY: the value is live, of that size, and of the option's type.
-    let status = unsafe {
-        libc::setsockopt(fd, libc::SOL_SOCKET, option, std::ptr::from_ref(value).cast(), size)
-    };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let status = unsafe { libc::setsockopt(fd, level, option, (&raw const filter).cast(), size) };
+    match io::Error::last_os_error() {
+        error if status != 0 && error.raw_os_error() != Some(libc::ENOPROTOOPT) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// `struct nlmsghdr`, and `struct unix_diag_req` behind it.
