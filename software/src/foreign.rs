@@ -1,6 +1,6 @@
-//! Files that other processes have sent, or can send files to. Their closing may wait for those processes: a socket's for data that
-//! nobody takes (`SO_LINGER`), a file's for the server of its file system (FUSE), and that of any file that can be polled for whoever
-//! polls it. So one thread of the process closes them, and no other waits.
+//! Files that other processes have sent, or can send files to. To close one may take as long as another process likes: the kernel
+//! waits for a socket's unsent data (`SO_LINGER`), for the server of a file system (FUSE), or for a process that polls the file. So
+//! one thread of this process closes them all, and only that thread waits.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -98,7 +98,7 @@ impl Drop for Foreign {
         // SAFETY: it is used no more.
         let file = unsafe { ManuallyDrop::take(&mut self.file) };
         if self.is_connection {
-            // SAFETY: no memory is involved. A Unix socket's end waits for nobody.
+            // SAFETY: no memory is involved. To shut a Unix socket down takes no time.
             unsafe { libc::shutdown(file.as_raw_fd(), libc::SHUT_RDWR) };
         }
         close(file);

@@ -211,7 +211,7 @@ enum Heard {
 /// The answer to a process that is let in. It comes with a bell, and perhaps a table.
 const WELCOME: &[u8] = b"!";
 
-/// Whether the other end is gone, or sends nothing more. Messages that nobody has taken yet do not hide that.
+/// Whether the other end is gone, or sends nothing more, even if messages of it are still unread.
 fn is_hung_up(connection: &OwnedFd) -> bool {
     let mut file = libc::pollfd { fd: connection.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one live structure.

@@ -121,7 +121,7 @@ impl Writer {
         true
     }
 
-    /// Takes the ring back, so that nobody reads it. False: a reader [has taken](Reader::take) it.
+    /// Takes the ring back: a reader that comes later refuses it. False: a reader [has taken](Reader::take) it already.
     pub(super) fn withdraw(&self) -> bool {
         self.mapping.decide(WITHDRAWN)
     }

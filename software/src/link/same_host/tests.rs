@@ -204,7 +204,7 @@ fn packets_go_one_way_alone() {
     }
 }
 
-/// A ring that is opened makes room among those that nobody takes.
+/// Opening a ring drops the rings that were refused, and gives their packets back.
 #[test]
 fn what_is_refused_is_given_back_when_another_ring_is_opened() {
     let _files = no_process_starts();
