@@ -168,10 +168,10 @@ fn a_waker_that_panics_after_a_pause_does_not_stop_other_senders() {
         }
         rounds += 1;
         network.run_until_idle(Duration::from_secs(1));
+        reactors[0].arm().unwrap();
         // A waker that a completion wakes may end the turn by its panic.
         let turn = || reactors[0].turn().map(drop);
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(turn));
-        reactors[0].arm().unwrap();
         let mut file =
             libc::pollfd { fd: reactors[0].as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: there is one entry, which is writable.
