@@ -11,15 +11,22 @@ The exit status is 0 if no test failed. The suite asks the kernel for three thin
 import glob
 import importlib.machinery
 import os
+import re
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 tree, device, *names = sys.argv[1:]
 folder = os.path.join(tree, 'tests')
 sys.path.insert(0, folder)
 sys.argv[1:] = ['--dev', device]
 sys.dont_write_bytecode = True
+# The modules for mlx5 are half of pyverbs, and script/libibverbs leaves them out: the tests that are run only import them.
+for file in glob.glob(os.path.join(folder, '*.py')):
+    with open(file) as text:
+        for module in re.findall(r'pyverbs\.providers\.mlx5[.\w]*', text.read()):
+            sys.modules[module] = unittest.mock.MagicMock()
 
 ask = subprocess.check_output
 
