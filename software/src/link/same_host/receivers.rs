@@ -182,7 +182,7 @@ impl Receivers {
         let lease = access.and_then(|access| access.admit(&connection, reader.mapping()));
         let line = match answer(&connection, line.bell(), lease.as_ref().map(Lease::table)) {
             Ok(()) => Some(line),
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => None,
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe && !reader.is_empty() => None,
             Err(_) => return,
         };
         let is_older = |older: &&mut Peer| (older.from, older.to) == (from, to);

@@ -424,25 +424,44 @@ impl Senders {
 
     fn open(&mut self, from: IpAddr, to: IpAddr) {
         self.paths.remove(&(from, to));
+        if self.paths.len() >= MOST {
+            self.make_room();
+            // The other process would take the end of a connection that is not kept for the end of this process.
+            if self.paths.len() >= MOST {
+                return;
+            }
+        }
         let is_here = namespace() == Some(self.namespace);
         let own = self.listeners.get(&from).filter(|_| is_here);
         let ring = own.and_then(|own| Connection::new((from, own), to));
+        if ring.is_some() {
+            self.make_room();
+        }
         let path = ring.map_or_else(|| Path::Network(Instant::now() + AGAIN), Path::Ring);
-        if matches!(path, Path::Ring(_)) || self.paths.len() >= MOST {
-            let mut gone = Vec::new();
-            self.paths.retain(|&addresses, path| match path {
-                Path::Network(until) => Instant::now() < *until,
-                Path::Ring(ring) => {
-                    if ring.is_cut_off() {
-                        gone.push(addresses);
-                    }
-                    true
+        self.paths.insert((from, to), path);
+    }
+
+    /// Forgets the paths that are no longer in use.
+    fn make_room(&mut self) {
+        let mut gone = Vec::new();
+        self.paths.retain(|&addresses, path| match path {
+            Path::Network(until) => Instant::now() < *until,
+            Path::Ring(ring) => {
+                if ring.is_cut_off() {
+                    gone.push(addresses);
                 }
-            });
-            gone.into_iter().for_each(|(from, to)| self.forget(from, to));
-        }
-        if self.paths.len() < MOST {
-            self.paths.insert((from, to), path);
-        }
+                true
+            }
+        });
+        gone.into_iter().for_each(|(from, to)| self.forget(from, to));
+    }
+
+    /// Takes all places for paths that there are.
+    #[cfg(test)]
+    pub(super) fn fill(&mut self, from: IpAddr) {
+        let until = Instant::now() + Duration::from_secs(3600);
+        let to = |number: usize| IpAddr::from((number as u128).to_be_bytes());
+        let paths = (0..MOST).map(|number| ((from, to(number)), Path::Network(until)));
+        self.paths.extend(paths);
     }
 }

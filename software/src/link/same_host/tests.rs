@@ -140,6 +140,13 @@ fn a_ring_is_handed_over_and_ends_with_either_side() {
     assert_eq!(received(&mut receivers), [(from, to, vec![6; 20])]);
     assert_eq!((receivers.count(), receivers.take_gone()), (0, vec![from]));
 
+    // One that closes its connection before that, and has sent nothing, may live.
+    senders.ring(from, to).expect("a listener");
+    clear(&mut senders, from, &own);
+    attend(&mut receivers, to, &opened);
+    attend(&mut receivers, to, &opened);
+    assert_eq!((receivers.count(), receivers.take_gone()), (0, vec![]));
+
     // The reader goes: the writer notices it when it has not read for a while.
     clear(&mut senders, from, &own);
     assert!(senders.ring(from, to).is_some());
@@ -433,6 +440,19 @@ fn threads_elsewhere_do_not_knock() {
     assert!(senders_of(from, &own).ring(from, to).is_some());
     receivers.open(to, &*opened);
     assert_eq!(receivers.count(), 1);
+}
+
+/// A process has no room for another path. The other one, whose connection would end at once, would take that for its end.
+#[test]
+fn nobody_is_asked_without_room_for_a_path() {
+    let _files = no_process_starts();
+    let own = own_address(18);
+    let opened = listener(own);
+    let mut senders = senders_of(own, &opened);
+    senders.fill(own);
+    assert!(senders.ring(own, own).is_none());
+    let nobody = super::accept(&*opened).map(drop).unwrap_err();
+    assert_eq!(nobody.kind(), std::io::ErrorKind::WouldBlock);
 }
 
 /// A connection may be seen before its process is known.
