@@ -269,10 +269,14 @@ impl Senders {
         }
     }
 
-    /// Ends all connections: the device has these addresses now.
+    /// The device has these addresses now. Connections from others end.
     pub(in crate::link) fn set_listeners(&mut self, all: BTreeMap<IpAddr, Arc<Listener>>) {
-        self.listeners = all;
-        self.paths.clear();
+        let before = std::mem::replace(&mut self.listeners, all);
+        let stays = |from: &IpAddr| {
+            let both = before.get(from).zip(self.listeners.get(from));
+            both.is_some_and(|(before, now)| Arc::ptr_eq(before, now))
+        };
+        self.paths.retain(|(from, _), _| stays(from));
     }
 
     /// The other process is gone.

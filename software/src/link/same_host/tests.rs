@@ -61,6 +61,7 @@ fn senders_of(from: IpAddr, listener: &Arc<Listener>) -> Senders {
 
 /// Ends all connections.
 fn clear(senders: &mut Senders, from: IpAddr, listener: &Arc<Listener>) {
+    senders.set_listeners([].into());
     senders.set_listeners([(from, listener.clone())].into());
 }
 
@@ -453,6 +454,27 @@ fn nobody_is_asked_without_room_for_a_path() {
     assert!(senders.ring(own, own).is_none());
     let nobody = super::accept(&*opened).map(drop).unwrap_err();
     assert_eq!(nobody.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+/// A device gets an address, and gives it up: its connections from the other one stay.
+#[test]
+fn addresses_that_stay_keep_their_connections() {
+    let _files = no_process_starts();
+    let [from, other, to] = [10, 11, 17].map(own_address);
+    let (own, its, opened) = (listener(from), listener(other), listener(to));
+    let mut senders = senders_of(from, &own);
+    let mut receivers = new_receivers();
+    senders.ring(from, to).unwrap();
+    senders.set_listeners([(from, own.clone()), (other, its)].into());
+    senders.ring(other, to).unwrap();
+    attend(&mut receivers, to, &opened);
+    attend(&mut receivers, to, &opened);
+    senders.set_listeners([(from, own)].into());
+    assert!(senders.has(from, to) && !senders.has(other, to));
+    attend(&mut receivers, to, &opened);
+    assert_eq!((receivers.count(), receivers.take_gone()), (1, vec![other]));
+    senders.ring(from, to).unwrap().send_all(&mut [packet(1)]);
+    assert_eq!(received(&mut receivers), [(from, to, vec![1; 20])]);
 }
 
 /// A connection may be seen before its process is known.
