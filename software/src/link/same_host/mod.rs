@@ -9,8 +9,9 @@
 //! A device that lets its peers into its memory also hands over a table (`direct_access`).
 //!
 //! Both sides make sure that the other process is of the same user. They do not trust it otherwise: what two processes share is
-//! theirs alone, is checked whenever it is read (`ring`), and never makes one wait for the other. A device proves that an address is
-//! its own ([`Listener`]).
+//! theirs alone, is checked whenever it is read (`ring`), and never makes one wait for the other. Only with
+//! [`Builder::one_sided`](crate::Builder::one_sided) may one wait: for pages that the other process's program brings. A device
+//! proves that an address is its own ([`Listener`]).
 
 mod direct_access;
 mod line;
