@@ -429,6 +429,7 @@ fn who_cannot_be_let_in_waits() {
 /// A thread in another network namespace would find the listeners of that one.
 #[test]
 fn threads_elsewhere_do_not_knock() {
+    let _files = no_process_starts();
     let (from, to) = (own_address(34), own_address(35));
     let opened = listener(to);
     let mut receivers = new_receivers();
