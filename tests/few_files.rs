@@ -18,6 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibverbs::settings::MaxRnrRetries;
 use ibverbs::{Channel, ProtectionDomain, TransportError};
 use ibverbs_software::Device;
 
@@ -109,7 +110,8 @@ fn a_server_on_one_thread() {
     let device = Device::new().unwrap();
     let domain = ProtectionDomain::new(Arc::new(device.open().unwrap())).unwrap();
     let client = || {
-        let prepared = Channel::builder(&domain).build().unwrap();
+        let builder = Channel::builder(&domain).max_rnr_retries(MaxRnrRetries::UNLIMITED);
+        let prepared = builder.build().unwrap();
         prepared.connect(address, b"", soon()).unwrap().0
     };
     let is_served = |client: &mut Channel<'_>| {
