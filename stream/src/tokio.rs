@@ -5,7 +5,7 @@
 //! runtimes, tasks outside of tokio, and threads share a hub.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -59,12 +59,11 @@ impl Hub {
     /// Outside of a runtime of tokio whose I/O and time are enabled.
     pub async fn run_on_tokio(&self) -> io::Result<()> {
         ensure_driven(&self.inner)?;
-        poll_fn(|cx| match self.inner.poll_stopped(cx) {
-            Some(StreamError::Aborted) => Poll::Ready(Ok(())),
-            Some(error) => Poll::Ready(Err(error.into())),
-            None => Poll::Pending,
-        })
-        .await
+        let stopped = self.inner.unless_stopped(pending()).await;
+        match self.inner.lock().stopped {
+            Some(StreamError::Aborted) => Ok(()),
+            _ => stopped,
+        }
     }
 }
 

@@ -182,6 +182,15 @@ fn run_on_tokio_may_be_given_up() {
         let (mut one, mut two) = pair(&hosts[0].hub, &hosts[1].hub).await;
         talk(&mut one, &mut two).await;
     }));
+    // Nor does one that is dropped leave anything of its task.
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    first.block_on(async {
+        let mut running = Box::pin(hosts[0].hub.run_on_tokio());
+        assert!(running.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    });
+    drop(waker);
+    assert_eq!(Arc::strong_count(&woken), 1);
     hosts[0].hub.stop();
     first.block_on(running).unwrap();
 }
