@@ -535,7 +535,7 @@ impl Guard<'_> {
         for (channel, peer_watch) in ended {
             self.inner.destroy(channel);
             // The peer sees its end, when the queue pair is gone.
-            drop(peer_watch);
+            caught(|| drop(peer_watch));
         }
         if let Some(growth) = growth {
             let grown = growth.register(&self.inner.domain);
@@ -572,13 +572,17 @@ fn warn_of_tokio() {
     }
 }
 
-/// Wakes a task. A waker is code of the program's: if it panics, that is its own task's loss, and no other's.
+/// Wakes a task. A waker is code of the program's.
 pub(crate) fn wake(waker: Arc<Waker>) {
-    let wake = move || {
+    caught(move || {
         waker.wake_by_ref();
         drop(waker);
-    };
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(wake)) {
+    });
+}
+
+/// Runs code of the program's: if it panics, that is its own task's loss, and no other's.
+fn caught(code: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
         // Its drop may panic again.
         mem::forget(payload);
     }

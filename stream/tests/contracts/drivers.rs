@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs_stream::tokio::{Listener, Stream};
 use ibverbs_stream::{Hub, HubBuilder, Role};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Host, PATIENCE, data, soon};
@@ -662,4 +662,70 @@ fn shutdown_is_bounded_when_the_peer_does_not_read() {
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     read_all(&mut two, sent);
     assert_eq!(two.read(&mut [0; 8]).unwrap(), 0);
+}
+
+/// A stream of the program's, which says when it has ended, and panics when it is dropped.
+struct Own(DuplexStream, Arc<AtomicUsize>);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        panic!("the drop of a stream that panics");
+    }
+}
+
+impl AsyncRead for Own {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let before = to.filled().len();
+        let read = Pin::new(&mut self.0).poll_read(cx, to);
+        if read.is_ready() && to.filled().len() == before {
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Own {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+/// The hub has the last reference to the stream, as the task that read it has ended.
+#[test]
+fn a_stream_that_panics_when_it_is_dropped_takes_nothing_from_others() {
+    let hosts = [Host::new(), Host::new()];
+    runtime().block_on(ends(async {
+        let (one, two) = tokio::io::duplex(1024);
+        let ended = Arc::new(AtomicUsize::new(0));
+        let (one, two) = tokio::join!(
+            Stream::over(&hosts[0].hub, Own(one, ended.clone()), Role::Connects),
+            Stream::over(&hosts[1].hub, two, Role::Accepts)
+        );
+        drop(two.unwrap());
+        while ended.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(one);
+        while hosts[0].hub.stats().connections > 0 {
+            tokio::task::yield_now().await;
+        }
+        let (mut one, mut two) = pair(&hosts[0].hub, &hosts[1].hub).await;
+        talk(&mut one, &mut two).await;
+    }));
 }
