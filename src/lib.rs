@@ -27,6 +27,7 @@ Each module lists all its items by what they are for."
 )]
 #![cfg_attr(not(feature = "async"), doc = include_str!("guide/queue_pair.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(clippy::print_stderr, clippy::print_stdout)]
 // The layers above use what the verbs layer has for them, and its documentation names them.
 #![cfg_attr(not(feature = "async"), allow(dead_code, unused_imports))]
 // Without futures, their links are broken in what the safe layers say. What the verbs say has no such link.

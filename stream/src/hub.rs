@@ -8,6 +8,7 @@
 //! Wakers and all else are behind the lock, so there is no order of atomics for loom to try. One word is outside of it: whether a
 //! thread watches the sockets, which is set once.
 
+use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Instant;
-use std::{fmt, io, mem, process, thread};
+use std::{fmt, mem, process, thread};
 
 use ibverbs::device::forks;
 use ibverbs::event_loop::{DetachedChannel, LoopWaiter, LoopWaker};
@@ -443,9 +444,9 @@ impl Inner {
         let is_first = state.stats.refused == 1;
         drop(state);
         if is_first {
-            eprintln!(
-                "ibverbs-stream: a client is refused: {error} (Stats::refused counts those that follow)"
-            );
+            warn(format_args!(
+                "a client is refused: {error} (Stats::refused counts those that follow)"
+            ));
         }
         reason
     }
@@ -564,10 +565,10 @@ fn warn_of_tokio() {
     #[cfg(feature = "tokio")]
     if cfg!(debug_assertions) && ::tokio::runtime::Handle::try_current().is_ok() {
         ONCE.call_once(|| {
-            eprintln!(
-                "ibverbs-stream: a call that blocks its thread waits inside of tokio. In a task it holds up the runtime: use \
+            warn(format_args!(
+                "a call that blocks its thread waits inside of tokio. In a task it holds up the runtime: use \
                  ibverbs_stream::tokio there. (A thread of spawn_blocking may wait.)"
-            );
+            ));
         });
     }
 }
@@ -586,4 +587,9 @@ fn caught(code: impl FnOnce()) {
         // Its drop may panic again.
         mem::forget(payload);
     }
+}
+
+/// Writes a line to standard error, if anybody reads it: `eprintln` panics if not.
+fn warn(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "ibverbs-stream: {text}");
 }

@@ -4,6 +4,7 @@
 
 #[cfg(all(debug_assertions, not(miri), not(ibverbs_loom)))]
 mod watching {
+    use std::io::{self, Write};
     use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
     use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
     use std::thread;
@@ -36,7 +37,9 @@ mod watching {
                 && now().saturating_sub(self.since.load(Ordering::Relaxed)) >= PATIENCE
                 && !self.is_told.swap(true, Ordering::Relaxed)
             {
-                eprintln!(
+                // `eprintln` panics when nobody reads it.
+                let _ = writeln!(
+                    io::stderr(),
                     "ibverbs: a future has waited for a second without a turn of its reactor: \
                      `Reactor::spawn_on_tokio` or `Reactor::run` drives it"
                 );

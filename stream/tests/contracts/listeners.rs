@@ -213,3 +213,34 @@ fn a_hub_that_was_not_told_how_many_takes_hundreds() {
     }
     hub.stop();
 }
+
+/// This test runs itself, as the other ones need their standard error.
+#[test]
+fn a_client_is_refused_though_nobody_reads_standard_error() {
+    const UNREAD: &str = "IBVERBS_STREAM_UNREAD";
+    if std::env::var_os(UNREAD).is_none() {
+        let test = "listeners::a_client_is_refused_though_nobody_reads_standard_error";
+        let (reader, unread) = io::pipe().unwrap();
+        drop(reader);
+        let unread = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(UNREAD, "1")
+            .stderr(unread)
+            .status()
+            .unwrap();
+        assert!(unread.success());
+        return;
+    }
+    let server = Host::with(|hub| hub.max_connections(1));
+    let client = Host::new();
+    let listener = Listener::bind(&server.hub, "127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|threads| {
+        let accepts = threads.spawn(|| listener.incoming().collect::<io::Result<Vec<_>>>());
+        let _first = Stream::connect(&client.hub, address, soon()).unwrap();
+        let second = Stream::connect(&client.hub, address, soon()).map(drop);
+        server.hub.stop();
+        assert_eq!(refusal(&second.unwrap_err()), Some(Refusal::Full));
+        accepts.join().unwrap().unwrap();
+    });
+}
