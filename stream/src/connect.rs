@@ -391,10 +391,11 @@ impl Listener {
     /// Waits for the next client that has connected, in the order in which they came. Clients connect side by side, while a thread
     /// is in this call: one that is slow, or silent, keeps others waiting for 0.1 s at most, and is given up after ten seconds. One
     /// that says nothing takes no place of the hub, and makes room for another one after half a second when 256 clients connect
-    /// at a time. One that has begun to connect does so when the hub has no other place. A client that is given up, or for which
-    /// there is no place, hears [why](crate::Refusal), and [`Stats::refused`](crate::Stats::refused) counts it. A client that fails
-    /// to connect is no error of the listener's. Several threads may accept: one of them waits for all clients, and the next one
-    /// does when that has its stream.
+    /// at a time; 256 that have begun and go no further keep others waiting until they are given up. One that has begun to
+    /// connect does so when the hub has no other place. A client that is given up, or for which there is no place, hears
+    /// [why](crate::Refusal), and [`Stats::refused`](crate::Stats::refused) counts it. A client that fails to connect is no
+    /// error of the listener's. Several threads may accept: one of them waits for all clients, and the next one does when that
+    /// has its stream.
     ///
     /// # Errors
     ///

@@ -497,6 +497,7 @@ pub struct WriteHalf(Writer);
 ///   `TimedOut` after [`linger`](crate::HubBuilder::linger), and what was written goes on its way without a call.
 /// - `AsyncBufRead` gives the buffers in which bytes have arrived, without a copy.
 /// - One task at a time waits to read, and one to write: the last one that asks.
+/// - A runtime whose tasks use streams has tokio's I/O and time enabled. Without I/O, a call that would wait panics.
 pub struct Stream {
     // In this order: what was not read decides how the stream ends.
     read: ReadHalf,
