@@ -127,7 +127,11 @@ pub fn register_if_none() -> io::Result<RegisteredDevices> {
     };
     for device in &devices {
         device.register();
-        eprintln!("using {} at {}, made of software: {why}", device.name(), device.address());
+        crate::say(format_args!(
+            "using {} at {}, made of software: {why}",
+            device.name(),
+            device.address()
+        ));
     }
     let devices = Arc::new(devices);
     *current = Arc::downgrade(&devices);

@@ -136,3 +136,9 @@ pub use network::{
 #[cfg(any(test, feature = "tokio"))]
 pub use simulate::{Host, SimulatedListener, SimulatedStream, World, simulate};
 pub use transport::counters::{Counters, PortCounters};
+
+/// Writes a line to standard error, if anybody reads it: `eprintln` panics if not.
+fn say(text: std::fmt::Arguments<'_>) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

@@ -153,7 +153,7 @@ struct Seed(u64);
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("this repeats it: ibverbs_software::simulate({}, ..)", self.0);
+            crate::say(format_args!("this repeats it: ibverbs_software::simulate({}, ..)", self.0));
         }
     }
 }

@@ -94,9 +94,9 @@ impl Told {
         let (text, counter) = why.explain(counters);
         *counter += 1;
         if tells && self.0.len() < MOST && self.0.insert((number, why)) {
-            eprintln!(
+            crate::say(format_args!(
                 "ibverbs-software: queue pair {number:#x}: dropped a packet from {from}: {text} (said once)"
-            );
+            ));
         }
     }
 }

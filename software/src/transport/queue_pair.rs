@@ -276,11 +276,11 @@ impl QueuePair {
         core.complete(self.send_cq, completion);
         if is_changed {
             core.counters.changed_sends += 1;
-            eprintln!(
+            crate::say(format_args!(
                 "ibverbs-software: queue pair {:#x}: the program has changed the data of a send before its completion \
                  (wr_id {:#x}): a device may send the old or the new",
                 self.number, request.id
-            );
+            ));
             self.enter_error(core);
         }
     }

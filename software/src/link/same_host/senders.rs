@@ -352,10 +352,10 @@ impl Senders {
         let done = unsafe { ring.carry_out(request, local) };
         done.unwrap_or_else(|e| {
             if !std::mem::replace(&mut self.is_refused, true) {
-                eprintln!(
+                crate::say(format_args!(
                     "ibverbs-software: the kernel does not let this process into the memory of process {process}: {e}. One-sided \
                      operations go by packets"
-                );
+                ));
             }
             false
         })
