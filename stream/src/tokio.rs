@@ -1331,7 +1331,7 @@ impl Listener {
     }
 
     /// The next client that has connected, in the order in which they came. Clients connect side by side, each in a task: one that
-    /// is slow, or silent, keeps others waiting for 0.1 s at most, and is given up as
+    /// is slow, or silent, keeps others waiting for 0.1 s at most, but for 256 of them, and is given up as
     /// [`Listener::accept`](crate::Listener::accept) says. A client that fails to connect is no error of the listener's. The future
     /// may be dropped at any time.
     ///
