@@ -137,7 +137,7 @@ pub use network::{
 pub use simulate::{Host, SimulatedListener, SimulatedStream, World, simulate};
 pub use transport::counters::{Counters, PortCounters};
 
-/// Writes a line to standard error, if anybody reads it: `eprintln` panics if not.
+/// Writes a line to standard error. `eprintln!` would panic if that is closed.
 fn say(text: std::fmt::Arguments<'_>) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{text}");

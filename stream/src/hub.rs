@@ -589,7 +589,7 @@ fn caught(code: impl FnOnce()) {
     }
 }
 
-/// Writes a line to standard error, if anybody reads it: `eprintln` panics if not.
+/// Writes a line to standard error. `eprintln!` would panic if that is closed.
 fn warn(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "ibverbs-stream: {text}");
 }

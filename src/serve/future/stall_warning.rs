@@ -37,7 +37,7 @@ mod watching {
                 && now().saturating_sub(self.since.load(Ordering::Relaxed)) >= PATIENCE
                 && !self.is_told.swap(true, Ordering::Relaxed)
             {
-                // `eprintln` panics when nobody reads it.
+                // `eprintln!` panics if standard error is closed.
                 let _ = writeln!(
                     io::stderr(),
                     "ibverbs: a future has waited for a second without a turn of its reactor: \

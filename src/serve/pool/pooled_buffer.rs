@@ -125,7 +125,7 @@ unsafe fn note_spare(_chunk: *mut Chunk, _is_taken: bool) {
 fn warn_of_spare(len: u32) {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| {
-        // `eprintln` panics when nobody reads it.
+        // `eprintln!` panics if standard error is closed.
         let _ = writeln!(
             io::stderr(),
             "ibverbs: a `PooledBuffer` is posted with {len} bytes, after `spare_capacity_mut` without `set_len`: \
