@@ -17,7 +17,7 @@ use ibverbs::device::EfaCapabilities;
 use ibverbs::memory::{SharedMemory, SharedMemoryRange};
 use ibverbs::operation::DatagramDestination;
 use ibverbs::queue_pair::{ConnectionSettings, SrdOptions};
-use ibverbs::settings::{AckTimeout, MaxRnrRetries};
+use ibverbs::settings::MaxRnrRetries;
 use ibverbs::*;
 use ibverbs_software::Device;
 use ibverbs_transfer::counted::{Incoming, Mark, Outgoing};
@@ -179,9 +179,7 @@ fn run(context: Context<'static>) -> Result {
             let endpoint = their_loop.endpoint(theirs).ok_or("it is there")?; // peers send it
             (own, theirs, Some(event_loop.destination(own, &endpoint)?))
         } else {
-            // A device of software, on a busy machine, answers late: each of seven tries has a second.
-            let here = event_loop.create_channel(&domain).ack_timeout(AckTimeout::new(18)?);
-            let here = here.max_send_wr(32).build()?;
+            let here = event_loop.create_channel(&domain).max_send_wr(32).build()?;
             let there = their_loop.create_channel(&domain).max_recv_wr(64);
             let there = there.allow_remote_rw().build()?;
             let (to_here, to_there) = (here.endpoint(), there.endpoint());

@@ -237,6 +237,7 @@ impl Engine {
 
     fn end_flow(&mut self, number: u32) {
         let Some(mut qp) = self.qps.remove(number) else { return };
+        qp.send_last_answers(&mut self.core);
         self.core.flows -= 1;
         self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
         let (Some(flow), Some(path)) = (qp.flow, qp.path) else { return };

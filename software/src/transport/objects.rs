@@ -352,6 +352,7 @@ impl Engine {
     fn remove_qp(&mut self, number: u32) {
         self.end_flows(number);
         let Some(mut qp) = self.qps.remove(number) else { return };
+        qp.send_last_answers(&mut self.core);
         self.core.keep_out(number);
         self.core.timers.forget(Timer::QueuePair(number), &mut qp.scheduled);
         self.core.answers -= u32::from(qp.attr.max_dest_rd_atomic);

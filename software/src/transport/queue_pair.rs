@@ -184,6 +184,7 @@ impl QueuePair {
 
     /// Moves it to ERR after an error: everything that is outstanding is flushed.
     pub(crate) fn enter_error(&mut self, core: &mut Core) {
+        self.send_last_answers(core);
         if self.state == State::IBV_QPS_ERR {
             return;
         }
@@ -338,6 +339,7 @@ impl QueuePair {
 
     /// Resets it to its initial state.
     pub(crate) fn reset(&mut self, core: &mut Core) {
+        self.send_last_answers(core);
         core.timers.forget(Timer::QueuePair(self.number), &mut self.scheduled);
         self.state = State::IBV_QPS_RESET;
         self.sq = SendQueue::default();

@@ -69,6 +69,17 @@ impl QueuePair {
         }
     }
 
+    /// Sends the answers up to the last acknowledgement, in one more turn: the queue pair ends, which its program may decide as soon as
+    /// it has all messages that it waits for, and the peer waits for the acknowledgement. No data is sent behind it.
+    pub(crate) fn send_last_answers(&mut self, core: &mut Core) {
+        let answers = &mut self.responder.answers;
+        while answers.back().is_some_and(|it| !matches!(it, Answer::Acknowledge { .. })) {
+            answers.pop_back();
+        }
+        self.responder.give_turn(core.round);
+        self.send_answers(core);
+    }
+
     /// Sends one packet; returns the rest of the answer.
     fn send_answer(&mut self, core: &mut Core, answer: Answer) -> Option<Answer> {
         let path = self.path?;

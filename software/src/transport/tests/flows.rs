@@ -98,6 +98,21 @@ fn a_flow_that_is_over_begins_no_more() {
 }
 
 #[test]
+fn a_flow_that_ends_acknowledges_what_it_has_received() {
+    let (mut world, number) = world(Transport::Srd);
+    let header = FlowEth { flow: 0x77, source: SOURCE, began: 10, key: QKEY };
+    assert_eq!(world.flow(number, opcode::SEND_ONLY, 0, header), [Syndrome::Ack]);
+    let engine = &mut world.sides[1].engine;
+    let round = engine.core.round;
+    engine.qps.iter_mut().for_each(|qp| qp.responder.turn = (round, 0));
+    assert_eq!(world.flow(number, opcode::SEND_ONLY, 1, header), []);
+    let engine = &mut world.sides[1].engine;
+    engine.destroy_qp(number, 7).unwrap();
+    engine.settle();
+    assert_eq!(world.sent.lock().unwrap().len(), 1);
+}
+
+#[test]
 fn what_is_not_for_a_queue_pair_is_refused_and_keeps_nothing() {
     let (mut world, number) = world(Transport::Srd);
     let header = FlowEth { flow: 0x77, source: SOURCE, began: 10, key: QKEY };

@@ -178,6 +178,40 @@ fn an_acknowledgement_that_is_held_back_goes_with_the_next_message_and_is_never_
     }
 }
 
+/// It has had its turn, and its program, which has all that it waits for, ends it.
+#[test]
+fn a_queue_pair_that_ends_acknowledges_what_it_has_received() {
+    for how in 0..3 {
+        let mut world = World::new(8);
+        let [sender, Side { engine, qp, key, .. }] = &mut world.sides;
+        let round = engine.core.round;
+        engine.qps.get_mut(*qp).unwrap().responder.turn = (round, 0);
+        let read = Operation::Read { address: 0x10_0000, rkey: *key };
+        sender.post(1, read, Extra::None, 0, 2 * MTU);
+        sender.post(2, Operation::Send, Extra::None, 0, 64);
+        sender.post(3, read, Extra::None, 0, 2 * MTU);
+        world.sides[1].receive(1, 0, 64);
+        let Side { engine, qp, .. } = &mut world.sides[1];
+        for (from, to, bytes) in std::mem::take(&mut *world.sent.lock().unwrap()) {
+            engine.receive((from, PORT), to, &bytes);
+        }
+        assert_eq!(engine.qps.get(*qp).unwrap().responder.waiting(), 3);
+        let end = |engine: &mut Engine, state| {
+            let attr = ibv_qp_attr { qp_state: state, ..Default::default() };
+            engine.modify_qp(*qp, &attr, ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap();
+        };
+        match how {
+            0 => drop(engine.destroy_qp(*qp, 2).unwrap()),
+            1 => end(engine, ibv_qp_state::IBV_QPS_RESET),
+            _ => end(engine, ibv_qp_state::IBV_QPS_ERR),
+        }
+        engine.settle();
+        // What it was to read before the message; not what comes after it.
+        let sent = [opcode::READ_FIRST, opcode::READ_LAST, opcode::ACK];
+        assert_eq!(opcodes(&world), sent, "way {how}");
+    }
+}
+
 #[test]
 fn who_misses_a_packet_is_not_late() {
     let mut world = World::new(7);
