@@ -179,7 +179,8 @@ fn run(context: Context<'static>) -> Result {
             let endpoint = their_loop.endpoint(theirs).ok_or("it is there")?; // peers send it
             (own, theirs, Some(event_loop.destination(own, &endpoint)?))
         } else {
-            let here = event_loop.create_channel(&domain).max_send_wr(32).build()?;
+            let here = event_loop.create_channel(&domain).max_rnr_retries(rnr.max_rnr_retries);
+            let here = here.max_send_wr(32).build()?;
             let there = their_loop.create_channel(&domain).max_recv_wr(64);
             let there = there.allow_remote_rw().build()?;
             let (to_here, to_there) = (here.endpoint(), there.endpoint());
