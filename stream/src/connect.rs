@@ -40,8 +40,16 @@ pub(crate) fn lengthen_backlog(listener: &impl AsFd) -> io::Result<()> {
 /// How long a client that has connected waits for one that came before it.
 pub(crate) const ORDER: Duration = Duration::from_millis(if cfg!(test) { 100_000 } else { 100 });
 
-/// How long a client may say nothing while others wait in the backlog, or keep a place of a full hub that another one wants.
+/// How long a client keeps its place when another one wants it.
 pub(crate) const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 100_000 } else { 500 });
+
+/// Clients keep a place since these times, of the listener or of the hub. Returns which one is given up if another one wants a
+/// place, and when.
+pub(crate) fn first_to_give_up<C>(
+    clients: impl Iterator<Item = (Instant, C)>,
+) -> Option<(Instant, C)> {
+    clients.min_by_key(|(since, _)| *since).map(|(since, client)| (since + SILENCE, client))
+}
 
 /// Connects over a stream that blocks.
 fn over<T>(
@@ -390,12 +398,11 @@ impl Listener {
 
     /// Waits for the next client that has connected, in the order in which they came. Clients connect side by side, while a thread
     /// is in this call: one that is slow, or silent, keeps others waiting for 0.1 s at most, and is given up after ten seconds. One
-    /// that says nothing takes no place of the hub, and makes room for another one after half a second when 256 clients connect
-    /// at a time; 256 that have begun and go no further keep others waiting until they are given up. One that has begun to
-    /// connect does so when the hub has no other place. A client that is given up, or for which there is no place, hears
-    /// [why](crate::Refusal), and [`Stats::refused`](crate::Stats::refused) counts it. A client that fails to connect is no
-    /// error of the listener's. Several threads may accept: one of them waits for all clients, and the next one does when that
-    /// has its stream.
+    /// that says nothing takes no place of the hub. When 256 clients connect at a time and another one waits, the one that came
+    /// first, or has begun to connect first, makes room after half a second. One that has begun does so too when the hub has no
+    /// other place. A client that is given up, or for which there is no place, hears [why](crate::Refusal), and
+    /// [`Stats::refused`](crate::Stats::refused) counts it. A client that fails to connect is no error of the listener's. Several
+    /// threads may accept: one of them waits for all clients, and the next one does when that has its stream.
     ///
     /// # Errors
     ///
@@ -414,15 +421,16 @@ impl Listener {
             }
             let mut failure = None;
             let now = Instant::now();
-            while failure.is_none()
-                && (clients.len() < AT_A_TIME || clients.iter().any(|client| client.is_mute(now)))
-            {
+            while failure.is_none() {
+                let is_crowded = clients.len() >= AT_A_TIME;
+                let stuck = is_crowded.then(|| stuck(clients, now)).flatten();
+                if is_crowded && stuck.is_none() {
+                    break;
+                }
                 match acceptor.next() {
                     Ok(Some(arriving)) => {
-                        if clients.len() >= AT_A_TIME
-                            && let Some(mute) = clients.iter().position(|c| c.is_mute(now))
-                        {
-                            clients.remove(mute).give_up(&self.hub.inner);
+                        if let Some(stuck) = stuck {
+                            clients.remove(stuck).give_up(&self.hub.inner);
                         }
                         clients.push(Client { arriving, since: now, begun: None, waits: false });
                     }
@@ -460,19 +468,20 @@ impl Listener {
         }
         while let Some(next) = clients.iter().position(|client| client.waits) {
             if hub.lock().has_room().is_err()
-                && let Some(oldest) = oldest(clients)
+                && let Some((until, oldest)) = oldest(clients, Client::has_place)
             {
-                if clients[oldest].begun.is_some_and(|begun| now < begun + SILENCE) {
+                if now < until {
                     break;
                 }
                 clients.remove(oldest).give_up(hub);
                 continue;
             }
             let Client { arriving, since, .. } = clients.remove(next);
-            if let Ok(arriving) = arriving.begin(hub) {
-                let begun = Some(now);
-                clients.insert(next, Client { arriving, since, begun, waits: false });
-            }
+            // What it has said is answered at once: from now on, it is for the client to go on.
+            let begun = arriving.begin(hub).and_then(|arriving| {
+                Client { arriving, since, begun: Some(Instant::now()), waits: false }.step()
+            });
+            clients.splice(next..next, begun);
         }
         let is_late = |client: &mut Client| client.until().is_some_and(|until| now >= until);
         clients.extract_if(.., is_late).for_each(|client| client.give_up(hub));
@@ -507,10 +516,9 @@ impl Listener {
     ) -> io::Result<()> {
         let now = Instant::now();
         let is_crowded = clients.len() >= AT_A_TIME;
-        let silent = clients.iter().filter(|client| client.is_silent());
-        let silent = silent.map(|client| client.since + SILENCE);
-        // One of these makes room.
-        let has_room = !is_crowded || silent.clone().any(|until| until <= now);
+        let stuck = is_crowded.then(|| oldest(clients, Client::is_awaited)).flatten();
+        let stuck = stuck.map(|(until, _)| until);
+        let has_room = !is_crowded || stuck.is_some_and(|until| until <= now);
         let acceptor = PollFd::from_borrowed_fd(acceptor.as_fd(), PollFlags::IN);
         let acceptor = (has_room && !has_failed).then_some(acceptor);
         let mut files: Vec<_> =
@@ -521,11 +529,12 @@ impl Listener {
             .and_then(|first| clients[..first].iter().map(|earlier| earlier.since + ORDER).max());
         // The acceptor is asked again soon, if it has failed.
         let again = has_failed.then(|| now + ORDER);
-        let place = clients.iter().any(|client| client.waits).then(|| oldest(clients)).flatten();
-        let place = place.and_then(|oldest| clients[oldest].begun).map(|begun| begun + SILENCE);
+        let wanted = clients.iter().any(|client| client.waits);
+        let place = wanted.then(|| oldest(clients, Client::has_place)).flatten();
+        let place = place.map(|(until, _)| until);
         let give_up = clients.iter().filter_map(Client::until);
-        let silent = silent.filter(|&until| is_crowded && until > now);
-        let give_up = give_up.chain(silent).chain(place).chain(deadline).chain(in_order);
+        let stuck = stuck.filter(|&until| until > now);
+        let give_up = give_up.chain(stuck).chain(place).chain(deadline).chain(in_order);
         let give_up = give_up.chain(again).min();
         if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(ErrorKind::WouldBlock.into());
@@ -616,23 +625,29 @@ impl Client {
         }
     }
 
-    fn is_silent(&self) -> bool {
-        matches!(self.arriving, Arriving::Silent(_)) && !self.waits
-    }
-
-    /// Whether it makes room for others that wait to be accepted.
-    fn is_mute(&self, now: Instant) -> bool {
-        self.is_silent() && now >= self.since + SILENCE && !matches!(self.has_spoken(), Ok(true))
-    }
-
     fn is_connected(&self) -> bool {
         matches!(self.arriving, Arriving::Connected(_))
+    }
+
+    /// Whether it is for the client to go on.
+    fn is_awaited(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// Whether it has a place of the hub that another one may get.
+    fn has_place(&self) -> bool {
+        self.begun.is_some() && !self.is_connected()
+    }
+
+    /// Since when it has what it keeps from others: a place of the hub, or of the listener alone.
+    fn since(&self) -> Instant {
+        self.begun.unwrap_or(self.since)
     }
 
     /// When it is given up. One that waits for a place is not: it is for the others to go on.
     fn until(&self) -> Option<Instant> {
         let goes_on = !self.is_connected() && !self.waits;
-        goes_on.then(|| self.begun.unwrap_or(self.since) + PATIENCE)
+        goes_on.then(|| self.since() + PATIENCE)
     }
 
     /// Tells it why.
@@ -697,10 +712,18 @@ fn next_in_order(clients: &[Client], now: Instant) -> Option<usize> {
     clients[..index].iter().all(|earlier| now >= earlier.since + ORDER).then_some(index)
 }
 
-/// The client that has had a place for the longest time, and has not connected.
-fn oldest(clients: &[Client]) -> Option<usize> {
-    let connecting = |&at: &usize| clients[at].begun.is_some() && !clients[at].is_connected();
-    (0..clients.len()).filter(connecting).min_by_key(|&at| clients[at].begun)
+/// See [`first_to_give_up`].
+fn oldest(clients: &[Client], which: fn(&Client) -> bool) -> Option<(Instant, usize)> {
+    let which = clients.iter().enumerate().filter(|(_, client)| which(client));
+    first_to_give_up(which.map(|(at, client)| (client.since(), at)))
+}
+
+/// The client that makes room for one that waits in the backlog.
+fn stuck(clients: &[Client], now: Instant) -> Option<usize> {
+    let (_, at) = oldest(clients, Client::is_awaited).filter(|(until, _)| now >= *until)?;
+    // What has come meanwhile is looked at first.
+    let ready = clients[at].file().map(|file| poll(&mut [file], Some(&Timespec::default())));
+    (ready == Some(Ok(0))).then_some(at)
 }
 
 /// Tells a client why it is not connected, as far as that can be without waiting.

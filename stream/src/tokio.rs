@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
@@ -32,7 +31,9 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 
 use crate::conn::Cursor;
-use crate::connect::{AT_A_TIME, ORDER, PATIENCE, SILENCE, addresses_of, lengthen_backlog, refuse};
+use crate::connect::{
+    AT_A_TIME, ORDER, PATIENCE, addresses_of, first_to_give_up, lengthen_backlog, refuse,
+};
 use crate::drivers::{Drivers, RuntimeId, now};
 use crate::handshake::{Handshake, Progress, Role};
 use crate::hub::{Guard, Hub, Inner, wake};
@@ -1058,9 +1059,11 @@ struct Accepting {
     joins: JoinSet<(u64, io::Result<Stream>)>,
     /// Streams that have connected.
     connected: BTreeMap<u64, Stream>,
+    /// One for which there was no room, as [`AT_A_TIME`] are there.
+    waits: Option<Arrived>,
     /// The number of the next client.
     next: u64,
-    /// The time that a client that has connected gives to those that came before it.
+    /// The time that a client that has connected gives to those that came before it, and one that waits to those that are there.
     patience: Pin<Box<Sleep>>,
 }
 
@@ -1092,8 +1095,6 @@ impl Wake for WaitingTasks {
 /// State that the clients of a listener share.
 #[derive(Default)]
 struct PendingClients {
-    /// The listener has as many clients as it takes, and others may wait.
-    is_full: AtomicBool,
     /// Clients in order of arrival.
     clients: Mutex<Vec<Client>>,
     /// One at a time takes a place, so that no other one takes what is made free for it.
@@ -1106,6 +1107,7 @@ struct Client {
     task: Option<task::Id>,
     number: u64,
     since: Instant,
+    has_spoken: bool,
     /// Since when it has a place of the hub, and connects.
     begun: Option<Instant>,
     /// It is to give its place to another one.
@@ -1131,11 +1133,14 @@ impl PendingClients {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Since when the client that has been connecting for the longest time does so, and what has it give up.
-    fn oldest(&self) -> Option<(Instant, Arc<Notify>)> {
+    /// See [`first_to_give_up`]. Returns what has the client give up. Those that are silent have no place of the hub.
+    fn oldest(&self, counts_silent: bool) -> Option<(Instant, Arc<Notify>)> {
         let clients = self.clients();
-        let begun = clients.iter().filter_map(|client| Some((client.begun?, &client.gives_up)));
-        begun.min_by_key(|(since, _)| *since).map(|(since, gives_up)| (since, gives_up.clone()))
+        let since = |client: &Client| {
+            client.begun.or((counts_silent && !client.has_spoken).then_some(client.since))
+        };
+        let clients = clients.iter().filter_map(|client| Some((since(client)?, &client.gives_up)));
+        first_to_give_up(clients).map(|(until, gives_up)| (until, gives_up.clone()))
     }
 
     /// Returns until when a client waits for those that came before it and may connect soon.
@@ -1150,17 +1155,12 @@ impl Attempt {
     fn begin(&self, begun: Option<Instant>) {
         let mut clients = self.pending.clients();
         if let Some(client) = clients.iter_mut().find(|client| client.number == self.number) {
-            client.begun = begun;
+            (client.has_spoken, client.begun) = (true, begun);
         }
     }
 
     /// Waits for the client's first bytes. A stream that ends is an error of the read.
     async fn wait_until_it_speaks(&self, stream: &TcpStream) -> io::Result<()> {
-        while let Err(elapsed) = ::tokio::time::timeout(SILENCE, stream.readable()).await {
-            if self.pending.is_full.load(Ordering::SeqCst) {
-                return Err(elapsed.into());
-            }
-        }
         match stream.peek(&mut [0]).await? {
             0 => Err(ErrorKind::UnexpectedEof.into()),
             _ => Ok(()),
@@ -1170,6 +1170,7 @@ impl Attempt {
     /// Takes a place. While the hub has none, one that others have had for too long is made free.
     async fn place<T>(&self, mut take: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         let pending = &self.pending;
+        self.begin(None);
         let _turn = pending.turn.lock().await;
         loop {
             let mut changed = pin!(pending.changed.notified());
@@ -1180,9 +1181,8 @@ impl Attempt {
                     return taken;
                 }
             };
-            let (begun, gives_up) = pending.oldest().ok_or(error)?;
-            let until = (begun + SILENCE).into();
-            if ::tokio::time::timeout_at(until, changed.as_mut()).await.is_err() {
+            let (until, gives_up) = pending.oldest(false).ok_or(error)?;
+            if ::tokio::time::timeout_at(until.into(), changed.as_mut()).await.is_err() {
                 gives_up.notify_one();
                 changed.await;
             }
@@ -1314,6 +1314,7 @@ impl Listener {
             acceptor,
             joins: JoinSet::new(),
             connected: BTreeMap::new(),
+            waits: None,
             next: 0,
             patience: Box::pin(::tokio::time::sleep(ORDER)),
         });
@@ -1331,7 +1332,7 @@ impl Listener {
     }
 
     /// The next client that has connected, in the order in which they came. Clients connect side by side, each in a task: one that
-    /// is slow, or silent, keeps others waiting for 0.1 s at most, but for 256 of them, and is given up as
+    /// is slow, or silent, keeps others waiting for 0.1 s at most, 256 of them for half a second, and is given up as
     /// [`Listener::accept`](crate::Listener::accept) says. A client that fails to connect is no error of the listener's. The future
     /// may be dropped at any time.
     ///
@@ -1359,16 +1360,21 @@ impl Listener {
         let mut accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner);
         let mut failure = None;
         loop {
-            while failure.is_none() && accepting.joins.len() + accepting.connected.len() < AT_A_TIME
-            {
+            while failure.is_none() {
+                let has_room = accepting.joins.len() + accepting.connected.len() < AT_A_TIME;
+                if let Some(arrived) = accepting.waits.take_if(|_| has_room) {
+                    self.admit(&mut accepting, arrived);
+                }
+                if accepting.waits.is_some() {
+                    break;
+                }
                 match accepting.acceptor.poll_next(&mut cx) {
-                    Poll::Ready(Ok(arrived)) => self.admit(&mut accepting, arrived),
+                    Poll::Ready(Ok(arrived)) => accepting.waits = Some(arrived),
                     Poll::Ready(Err(error)) if error.kind() == ErrorKind::ConnectionAborted => {}
                     Poll::Ready(Err(error)) => failure = Some(error),
                     Poll::Pending => break,
                 }
             }
-            self.pending.is_full.store(accepting.joins.len() >= AT_A_TIME, Ordering::SeqCst);
             let Poll::Ready(Some(joined)) = accepting.joins.poll_join_next_with_id(&mut cx) else {
                 break;
             };
@@ -1392,16 +1398,23 @@ impl Listener {
                 return Poll::Ready(Ok((stream, peer)));
             }
         }
-        // Such as too many open files: those that are connecting come first, and the acceptor is asked again soon.
-        match failure {
+        let until = match failure {
             Some(error) if accepting.joins.is_empty() => return Poll::Ready(Err(error)),
-            Some(_) => {
-                accepting.patience.as_mut().reset((now() + ORDER).into());
-                if accepting.patience.as_mut().poll(&mut cx).is_ready() {
-                    waker.wake_by_ref();
+            // Such as too many open files: those that are connecting come first, and the acceptor is asked again soon.
+            Some(_) => Some(now() + ORDER),
+            None => match accepting.waits.as_ref().and_then(|_| self.pending.oldest(true)) {
+                Some((until, gives_up)) if until <= now() => {
+                    gives_up.notify_one();
+                    None
                 }
+                oldest => oldest.map(|(until, _)| until),
+            },
+        };
+        if let Some(until) = until {
+            accepting.patience.as_mut().reset(until.into());
+            if accepting.patience.as_mut().poll(&mut cx).is_ready() {
+                waker.wake_by_ref();
             }
-            None => {}
         }
         Poll::Pending
     }
@@ -1418,7 +1431,8 @@ impl Listener {
         accepting.next += 1;
         let attempt = Attempt { pending, number, gives_up: gives_up.clone() };
         // Before the task runs. A runtime that ends drops it at once.
-        let client = Client { task: None, number, since: now(), begun: None, gives_up };
+        let (since, begun, has_spoken) = (now(), None, false);
+        let client = Client { task: None, number, since, has_spoken, begun, gives_up };
         self.pending.clients().push(client);
         let joins = accepting.joins.spawn(async move {
             let connects = arrived.connect(&hub.inner, &attempt);

@@ -153,11 +153,11 @@ fn a_hub_that_is_full_says_so_by_the_connection_manager() {
     });
 }
 
-/// A listener has as many clients as it takes, and others wait. Those that say nothing make room.
+/// A listener has as many clients as it takes, and others wait. Those that say nothing make room, and so do those that have begun.
 #[test]
-fn clients_that_say_nothing_hear_that_others_have_waited() {
-    for by_tasks in [false, true] {
-        let hosts = [Host::new(), Host::new()];
+fn clients_that_go_no_further_hear_that_others_have_waited() {
+    for (by_tasks, word) in [(false, ""), (true, ""), (false, "ibverbs"), (true, "ibverbs")] {
+        let hosts = [Host::with(|hub| hub.max_connections(300)), Host::new()];
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(1).enable_all().build().unwrap();
         let bind = || runtime.block_on(tasks::Listener::bind(&hosts[0].hub, "127.0.0.1:0"));
@@ -169,7 +169,12 @@ fn clients_that_say_nothing_hear_that_others_have_waited() {
             .as_ref()
             .map_or_else(|| tasks.as_ref().unwrap().local_addr(), |listener| listener.local_addr());
         let address = address.unwrap();
-        let mut mute: Vec<_> = (0..256).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let connect = |_| {
+            let mut client = TcpStream::connect(address).unwrap();
+            client.write_all(word.as_bytes()).unwrap();
+            client
+        };
+        let mut stuck: Vec<_> = (0..256).map(connect).collect();
         thread::scope(|scope| {
             let connects = scope.spawn(|| Stream::connect(&hosts[1].hub, address, soon()).unwrap());
             match (threads, tasks) {
@@ -180,12 +185,42 @@ fn clients_that_say_nothing_hear_that_others_have_waited() {
             drop(connects.join().unwrap());
         });
         let mut heard = [0; 8];
-        mute[0].set_read_timeout(Some(PATIENCE)).unwrap();
-        mute[0].read_exact(&mut heard).unwrap();
+        stuck[0].set_read_timeout(Some(PATIENCE)).unwrap();
+        stuck[0].read_exact(&mut heard).unwrap();
         assert_eq!(&heard, b"ibvSslow");
         let refused = hosts[0].hub.stats().refused;
         assert!(if by_tasks { refused > 0 } else { refused == 1 }, "{refused}");
     }
+}
+
+/// The clock is tokio's. It stands still, as the runtime always has something to do.
+#[tokio::test(start_paused = true)]
+async fn clients_that_have_begun_keep_others_waiting_for_half_a_second() {
+    async fn is(condition: impl Fn() -> bool) {
+        let until = soon();
+        while !condition() {
+            assert!(Instant::now() < until);
+            tokio::task::yield_now().await;
+        }
+    }
+    let hosts = [Host::with(|hub| hub.max_connections(300)), Host::new()];
+    let server = hosts[0].hub.clone();
+    let listener = tasks::Listener::bind(&server, "127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accepts = tokio::spawn(async move { listener.accept().await.unwrap() });
+    let begin = |_| {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(b"ibverbs").unwrap();
+        client
+    };
+    let _stuck: Vec<_> = (0..256).map(begin).collect();
+    is(|| server.stats().connections == 256).await;
+    let client = hosts[1].hub.clone();
+    let connects = tokio::spawn(async move { tasks::Stream::connect(&client, address).await });
+    tokio::time::advance(Duration::from_millis(500)).await;
+    is(|| connects.is_finished() && accepts.is_finished()).await;
+    let _stream = connects.await.unwrap().unwrap();
+    assert_eq!(server.stats().refused, 1);
 }
 
 /// Without a number, a hub takes as many as its device has room for, and registers buffers as they come.
