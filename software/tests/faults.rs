@@ -1,8 +1,11 @@
 //! Faults of devices: verbs that fail, completions that are held, dropped or made up, a device that is removed,
 //! queues that overrun, and memory that runs out.
 
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use ibverbs::completion::CompletionFields;
 use ibverbs::device::{AsyncEventKind, AsyncEvents};
 use ibverbs::domain::ThreadDomain;
 use ibverbs::memory::{MemoryWindowType, NullMemoryRegion};
@@ -196,6 +199,41 @@ fn what_took_effect_stays_although_the_verb_failed() {
     device.fail(Verb::DeregMr, libc::EIO, When::Before, 1);
     assert_eq!(errno(region.close()), Some(libc::EIO));
     assert_eq!(errno(domain.allocate::<u8>(8)), Some(libc::ENOMEM), "its place is taken");
+}
+
+#[test]
+fn no_errno_makes_a_success_of_what_was_not_done() {
+    let device = Device::builder().network(&Network::new()).build().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let queue = context.create_cq(1).unwrap();
+    for none in [0, -1, i32::MIN] {
+        device.fail(Verb::DeregMr, none, When::Before, 1);
+        let region = domain.allocate::<u8>(8).unwrap();
+        assert_eq!(errno(region.close()), Some(libc::EIO));
+        device.fail(Verb::PollCq, none, When::Before, 1);
+        assert_eq!(errno(queue.poll(&mut [WorkCompletion::default()])), Some(libc::EIO));
+    }
+}
+
+/// They would use memory, or a file, that is somebody else's by then.
+#[test]
+fn regions_and_queues_whose_verb_fails_late_are_taken_back() {
+    let device = Device::builder().network(&Network::new()).max_mr(1).build().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    device.fail(Verb::RegMr, libc::ENOMEM, When::After, 1);
+    assert_eq!(errno(domain.allocate::<u8>(8)), Some(libc::ENOMEM));
+    domain.allocate::<u8>(8).expect("its place is free");
+    device.fail(Verb::CreateCq, libc::ENOMEM, When::After, 2);
+    let builder = || CompletionQueue::builder(&context, 1).own_channel();
+    assert_eq!(errno(builder().build()), Some(libc::ENOMEM));
+    assert_eq!(errno(builder().extended(CompletionFields::empty()).build()), Some(libc::ENOMEM));
+    let mut pairs = [(); 4].map(|()| UnixStream::pair().unwrap());
+    device.remove();
+    for (one, other) in &mut pairs {
+        one.write_all(b"x").and_then(|()| other.write_all(b"x")).unwrap();
+    }
 }
 
 #[test]

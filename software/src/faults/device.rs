@@ -10,8 +10,8 @@ use crate::transport::completion_faults::MadeUpCompletion;
 
 /// Faults, for tests: at any time, while programs use the device.
 impl Device {
-    /// Makes the next `count` calls of a verb fail with `errno`, before or after it took effect. Calls of this
-    /// function for the same verb add up, in their order.
+    /// Makes the next `count` calls of a verb fail with `errno`, before or after it took effect. An errno that is not positive
+    /// counts as `EIO`. Calls of this function for the same verb add up, in their order.
     ///
     /// ```
     /// use ibverbs_software::{Device, Verb, When};

@@ -107,8 +107,9 @@ pub enum Verb {
 pub enum When {
     /// Before it had any effect.
     Before,
-    /// After it has taken effect. A verb that creates leaves its object behind, which nobody can destroy; one that
-    /// destroys has destroyed; a request was posted.
+    /// After it has taken effect. A verb that creates leaves its object behind, which nobody can destroy, but for regions and
+    /// completion queues: they would use memory and files that the program frees. One that destroys has destroyed; a request
+    /// was posted.
     After,
 }
 
@@ -141,6 +142,8 @@ impl Failures {
     }
 
     pub(crate) fn add(&self, verb: Verb, errno: c_int, when: When, count: u32) {
+        // Zero would be the success of what was not done, and a negative one that of a poll.
+        let errno = if errno > 0 { errno } else { libc::EIO };
         self.push(verb, Some((errno, when)), count);
     }
 

@@ -52,6 +52,13 @@ impl Argument for *mut ibv_context {
 trait Outcome {
     fn failure(errno: c_int) -> Self;
     fn is_success(&self) -> bool;
+
+    /// Takes an object back that would use what its program frees when the verb fails: the memory of a region, the channel of a queue.
+    ///
+    /// # Safety
+    ///
+    /// The verb has just made it, in the context.
+    unsafe fn take_back(self, verb: Verb, context: *mut ibv_context);
 }
 
 impl<T> Outcome for *mut T {
@@ -62,6 +69,23 @@ impl<T> Outcome for *mut T {
 
     fn is_success(&self) -> bool {
         !self.is_null()
+    }
+
+    unsafe fn take_back(self, verb: Verb, context: *mut ibv_context) {
+        // SAFETY: these verbs make such objects.
+        unsafe {
+            match verb {
+                Verb::RegMr => {
+                    memory::dereg_mr(self.cast());
+                }
+                Verb::CreateCq => {
+                    // libibverbs sets it later.
+                    (*self.cast::<ibv_cq>()).context = context;
+                    completion::destroy_cq(self.cast());
+                }
+                _ => {}
+            }
+        }
     }
 }
 
@@ -74,6 +98,8 @@ impl Outcome for c_int {
     fn is_success(&self) -> bool {
         *self == 0
     }
+
+    unsafe fn take_back(self, _: Verb, _: *mut ibv_context) {}
 }
 
 /// Makes a function for each verb, of the same name.
@@ -89,7 +115,10 @@ macro_rules! verbs {
                 }
                 let result = $module::$name($first $(, $rest)*);
                 match failure {
-                    Some((errno, _)) if result.is_success() => <$result>::failure(errno),
+                    Some((errno, _)) if result.is_success() => {
+                        result.take_back(Verb::$verb, $first.context());
+                        <$result>::failure(errno)
+                    }
                     _ => result,
                 }
             }
