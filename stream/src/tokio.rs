@@ -1069,14 +1069,25 @@ struct Accepting {
 
 /// The tasks that wait for a client of one listener: what happens wakes all of them.
 #[derive(Default)]
-struct WaitingTasks(Mutex<Vec<Waker>>);
+struct WaitingTasks(Mutex<Vec<WaitingTask>>);
+
+struct WaitingTask {
+    waker: Weak<Waker>,
+    /// That of a task that polls without a future. A future keeps it itself, so that it goes with the future.
+    kept: Option<Arc<Waker>>,
+}
 
 impl WaitingTasks {
-    fn add(&self, waker: &Waker) {
-        let waker = waker.clone();
+    fn add(&self, waker: &Arc<Waker>, keeps: bool) {
+        let kept = keeps.then(|| waker.clone());
         let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !tasks.iter().any(|own| own.will_wake(&waker)) {
-            tasks.push(waker);
+        tasks.retain(|task| task.waker.strong_count() > 0);
+        let is_there = |task: &WaitingTask| match &task.kept {
+            Some(kept) => keeps && kept.will_wake(waker),
+            None => task.waker.as_ptr() == Arc::as_ptr(waker),
+        };
+        if !tasks.iter().any(is_there) {
+            tasks.push(WaitingTask { waker: Arc::downgrade(waker), kept });
         }
     }
 }
@@ -1088,7 +1099,7 @@ impl Wake for WaitingTasks {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let tasks = mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        tasks.into_iter().map(Arc::new).for_each(wake);
+        tasks.into_iter().filter_map(|task| task.kept.or(task.waker.upgrade())).for_each(wake);
     }
 }
 
@@ -1341,7 +1352,12 @@ impl Listener {
     ///  - `ConnectionAborted`: the hub was stopped. `NotConnected`: its device has failed.
     ///  - Those of [`TcpListener::accept`], such as too many open files.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        poll_fn(|cx| self.poll_accept(cx)).await
+        let mut own: Option<Arc<Waker>> = None;
+        poll_fn(|cx| {
+            own.take_if(|own| !own.will_wake(cx.waker()));
+            self.poll_woken(own.get_or_insert_with(|| Arc::new(cx.waker().clone())), false)
+        })
+        .await
     }
 
     /// See [`accept`](Self::accept). All tasks that wait are woken, not only the last one.
@@ -1350,8 +1366,16 @@ impl Listener {
     ///
     /// As [`accept`](Self::accept).
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        self.poll_woken(&Arc::new(cx.waker().clone()), true)
+    }
+
+    fn poll_woken(
+        &self,
+        waker: &Arc<Waker>,
+        keeps: bool,
+    ) -> Poll<io::Result<(Stream, SocketAddr)>> {
         // Before it is looked at: what happens from now on wakes the task.
-        self.tasks.add(cx.waker());
+        self.tasks.add(waker, keeps);
         let waker = Waker::from(self.tasks.clone());
         let mut cx = Context::from_waker(&waker);
         if let Some(error) = self.hub.inner.poll_stopped(&cx) {

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,26 @@ async fn several_tasks_accept_and_one_that_gives_up_takes_nothing() {
         }
     })
     .await;
+}
+
+/// A waker that wakes nobody.
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[tokio::test]
+async fn a_future_that_is_dropped_leaves_nothing_of_its_task() {
+    let host = Host::new();
+    let listener = tasks::Listener::bind(&host.hub, "127.0.0.1:0").await.unwrap();
+    let nobody = Arc::new(Nobody);
+    for _ in 0..3 {
+        let waker = Waker::from(nobody.clone());
+        let mut accepting = Box::pin(listener.accept());
+        assert!(accepting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    assert_eq!(Arc::strong_count(&nobody), 1);
 }
 
 #[tokio::test]
