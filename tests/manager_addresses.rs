@@ -32,8 +32,10 @@ fn refusals_name_the_addresses_that_devices_have() {
         assert!(text.contains("no RDMA device") && text.ends_with(&theirs), "{other}: {text}");
     }
     for other in ["[::1]:7", "192.0.2.1:7", "[2001:db8::1]:7"] {
+        // A machine without a default route finds no network either.
         let text = resolve(other.parse().unwrap()).unwrap_err();
-        assert_eq!(text, format!("no RDMA device reaches the address{theirs}"), "{other}");
+        let begin = "no RDMA device reaches the address:";
+        assert!(text.starts_with(begin) && text.ends_with(&theirs), "{other}: {text}");
     }
     for any in ["0.0.0.0:0", "[::]:0", "127.0.0.1:0"] {
         assert_ne!(bind(any).unwrap().port(), 0, "{any}");

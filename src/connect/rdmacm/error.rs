@@ -155,12 +155,12 @@ impl fmt::Display for ConnectionError {
         match self {
             Self::Verbs(error) => error.fmt(f),
             Self::TimedOut => f.write_str("the time limit for connecting has passed"),
-            Self::NoAddress(errno) if errno.saturating_abs() == libc::ENODEV => {
-                let addresses = diagnose::their_addresses();
-                write!(f, "no RDMA device reaches the address{addresses}")
-            }
             Self::NoAddress(errno) => {
-                write!(f, "no RDMA device reaches the address: {}", system(errno))
+                f.write_str("no RDMA device reaches the address")?;
+                if errno.saturating_abs() != libc::ENODEV {
+                    write!(f, ": {}", system(errno))?;
+                }
+                f.write_str(&diagnose::their_addresses())
             }
             Self::NoRoute(errno) => write!(f, "there is no path to the address: {}", system(errno)),
             Self::Unreachable(errno) if *errno > 0 => {
