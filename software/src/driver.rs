@@ -718,11 +718,7 @@ impl Threaded {
     ) -> (Action, Time) {
         let gone = self.receiver().take_gone();
         let mut engine = shared.lock();
-        let now = engine.core.now();
-        for peer in gone {
-            engine.connections.lose_peer(peer, now);
-            engine.core.link().lose_peer(peer);
-        }
+        gone.into_iter().for_each(|peer| engine.lose_peer(peer));
         waited |= !engine.core.held.is_empty() || !engine.core.runnable.is_empty();
         engine.release_answers();
         engine.advance();

@@ -4,6 +4,8 @@
 //! pair that sends and one that receives. It begins with the first request for a destination, without a handshake: its
 //! packets name the key of the target and the sender, and the target's device makes its half when it sees the first. It
 //! ends when another destination needs its place, when a request fails, or with its queue pair; then a packet says so.
+//! Without such a packet, the target's half ends with a process of this machine. That of a process of another machine that
+//! is killed stays until the target ends, or a new flow has its number.
 //!
 //! A queue pair of SRD has several flows to one destination, with one request each, and takes the next request at random
 //! from those that wait: so messages arrive in any order, and a failed one harms no other. A DC initiator has one flow,
@@ -232,6 +234,13 @@ impl Engine {
         let serves = |qp: &QueuePair| qp.flow.is_some_and(|flow| flow.of == number);
         let flows: Vec<u32> =
             self.qps.iter().filter(|(_, qp)| serves(qp)).map(|(number, _)| number).collect();
+        flows.into_iter().for_each(|flow| self.end_flow(flow));
+    }
+
+    /// Ends the flows of a peer that can no longer say that they are over.
+    pub(super) fn end_flows_of(&mut self, peer: IpAddr) {
+        let of_peer = self.core.inbound.range((peer, 0)..=(peer, u16::MAX));
+        let flows: Vec<u32> = of_peer.filter_map(|(_, flow)| flow.number).collect();
         flows.into_iter().for_each(|flow| self.end_flow(flow));
     }
 

@@ -260,6 +260,13 @@ impl Engine {
         }
     }
 
+    /// The process at this address has ended, or its device has.
+    pub(crate) fn lose_peer(&mut self, peer: IpAddr) {
+        self.connections.lose_peer(peer, self.core.now());
+        self.end_flows_of(peer);
+        self.core.link().lose_peer(peer);
+    }
+
     /// The device is removed: nothing happens any more. No completion comes, not even for what is posted.
     pub(crate) fn remove(&mut self) {
         self.settle();

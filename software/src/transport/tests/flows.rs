@@ -142,6 +142,31 @@ fn what_is_not_for_a_queue_pair_is_refused_and_keeps_nothing() {
     side.assert_guards();
 }
 
+#[test]
+fn flows_of_a_peer_whose_process_has_ended_are_over() {
+    let (mut world, number) = world(Transport::Srd);
+    // The first packet of a message is as long as that.
+    world.sides[1].engine.qps.get_mut(number).unwrap().mtu = 8;
+    let header = FlowEth { flow: 0x77, source: SOURCE, began: 10, key: QKEY };
+    for (flow, operation) in [(0x77, opcode::SEND_FIRST), (0x78, opcode::SEND_ONLY)] {
+        let header = FlowEth { flow, ..header };
+        assert_eq!(world.flow(number, operation, 0, header), [Syndrome::Ack]);
+    }
+    let [peer, own] = world.sides.each_ref().map(|side| side.address);
+    let engine = &mut world.sides[1].engine;
+    let left = |engine: &Engine| (engine.core.flows, engine.qps.get(number).unwrap().rq.len());
+    engine.lose_peer(own);
+    assert_eq!(left(engine), (2, 62));
+    engine.lose_peer(peer);
+    assert_eq!(left(engine), (0, 63), "a receive has a part of a message that never ends");
+    // A packet of before is late; the address may have another process now.
+    assert_eq!(world.flow(number, opcode::SEND_FIRST, 0, header), []);
+    let next = FlowEth { began: 11, ..header };
+    assert_eq!(world.flow(number, opcode::SEND_ONLY, 0, next), [Syndrome::Ack]);
+    let received: Vec<u64> = world.sides[1].poll().iter().map(|c| c.id).collect();
+    assert_eq!(received, [1, 0]);
+}
+
 /// However many flows a peer begins, few are kept, and those that have ended make room for others.
 #[test]
 fn flows_of_peers_are_bounded() {
