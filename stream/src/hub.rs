@@ -412,11 +412,12 @@ impl Inner {
             let mut state = self.lock();
             // Another stream may have the place by now: its own connection says whether it was meant.
             let member = state.members.get_mut(index).and_then(Option::as_mut);
-            let Some((id, mut watch)) =
-                member.and_then(|member| Some((member.id, member.peer_watch.take()?)))
-            else {
-                continue;
-            };
+            // A task stays: what it has is dropped where a panic of the program's code is caught.
+            let taken = member.and_then(|member| {
+                let watch = member.peer_watch.take_if(|watch| watch.file().is_some())?;
+                Some((member.id, watch))
+            });
+            let Some((id, mut watch)) = taken else { continue };
             drop(state);
             let has_ended = watch.has_ended();
             let mut state = self.lock();
@@ -592,4 +593,87 @@ fn caught(code: impl FnOnce()) {
 /// Writes a line to standard error. `eprintln!` would panic if that is closed.
 fn warn(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "ibverbs-stream: {text}");
+}
+
+#[cfg(all(test, feature = "tokio"))]
+mod tests {
+    use std::ops::{Deref, DerefMut};
+    use std::pin::Pin;
+    use std::sync::atomic::AtomicUsize;
+
+    use ::tokio::io::{DuplexStream, duplex};
+    use ::tokio::task::yield_now;
+    use ibverbs_software::Device;
+
+    use super::*;
+    use crate::Role;
+    use crate::tokio::Stream;
+
+    /// A program's stream whose drop panics.
+    struct Own(Box<DuplexStream>);
+
+    impl Deref for Own {
+        type Target = DuplexStream;
+
+        fn deref(&self) -> &DuplexStream {
+            &self.0
+        }
+    }
+
+    impl DerefMut for Own {
+        fn deref_mut(&mut self) -> &mut DuplexStream {
+            &mut self.0
+        }
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            panic!("the drop of a stream that panics");
+        }
+    }
+
+    /// A thread looks at streams while others drop them.
+    #[test]
+    fn whoever_looks_at_a_stream_drops_nothing_of_the_programs() {
+        let hub = || {
+            let context = Device::new().unwrap().open().unwrap();
+            Hub::builder(&Arc::new(context)).max_connections(64).build().unwrap()
+        };
+        let (hub, peers) = (hub(), hub());
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let streams: Vec<_> = runtime.block_on(async {
+            let mut streams = Vec::new();
+            for _ in 0..64 {
+                let (one, two) = duplex(1024);
+                let one = Pin::new(Own(Box::new(one)));
+                let (one, two) = ::tokio::join!(
+                    Stream::over(&hub, one, Role::Connects),
+                    Stream::over(&peers, two, Role::Accepts)
+                );
+                streams.push(one.unwrap());
+                drop(two.unwrap());
+            }
+            // The tasks that have read them end, and the hub has the last references.
+            while ::tokio::runtime::Handle::current().metrics().num_alive_tasks() > 2 {
+                yield_now().await;
+            }
+            streams
+        });
+        // A stream that has failed goes at once when it is dropped.
+        hub.stop();
+        let (place, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        thread::scope(|threads| {
+            let looks = threads.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    hub.inner.look_at(&[place.load(Ordering::SeqCst)]);
+                }
+            });
+            for stream in streams {
+                place.store(stream.index(), Ordering::SeqCst);
+                drop(stream);
+            }
+            is_over.store(true, Ordering::SeqCst);
+            looks.join().unwrap();
+        });
+    }
 }

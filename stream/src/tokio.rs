@@ -518,6 +518,12 @@ impl Stream {
         &self.write.0.handle
     }
 
+    /// Its place in the hub.
+    #[cfg(test)]
+    pub(crate) fn index(&self) -> usize {
+        self.handle().id.index()
+    }
+
     /// Connects to a [`Listener`] at an address, over TCP, and then moves to RDMA. Addresses of a name are tried one after the other,
     /// and the error is that of the last one. There is no deadline but that of TCP for each: a server that takes the connection, and
     /// says nothing, keeps the task waiting. Use [`timeout`](::tokio::time::timeout).
@@ -1381,6 +1387,8 @@ impl Listener {
         if let Some(error) = self.hub.inner.poll_stopped(&cx) {
             return Poll::Ready(Err(error.into()));
         }
+        // Dropped when the lock is released, as that wakes tasks.
+        let mut nameless = Vec::new();
         let mut accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner);
         let mut failure = None;
         loop {
@@ -1416,10 +1424,11 @@ impl Listener {
                     return Poll::Pending;
                 }
             }
-            if let Some(stream) = accepting.connected.remove(&number)
-                && let Ok(peer) = stream.peer_addr()
-            {
-                return Poll::Ready(Ok((stream, peer)));
+            if let Some(stream) = accepting.connected.remove(&number) {
+                match stream.peer_addr() {
+                    Ok(peer) => return Poll::Ready(Ok((stream, peer))),
+                    Err(_) => nameless.push(stream),
+                }
             }
         }
         let until = match failure {
@@ -1437,6 +1446,7 @@ impl Listener {
         if let Some(until) = until {
             accepting.patience.as_mut().reset(until.into());
             if accepting.patience.as_mut().poll(&mut cx).is_ready() {
+                drop(accepting);
                 waker.wake_by_ref();
             }
         }

@@ -77,7 +77,7 @@ impl PeerWatch {
     }
 
     /// The file to watch, if there is one, with the events that come at the end and perhaps before.
-    fn file(&self) -> Option<(BorrowedFd<'_>, EventFlags)> {
+    pub(crate) fn file(&self) -> Option<(BorrowedFd<'_>, EventFlags)> {
         // Once: what has ended stays so.
         match self {
             Self::Socket(socket) => Some((socket.as_fd(), EventFlags::RDHUP | EventFlags::ONESHOT)),
