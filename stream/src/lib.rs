@@ -33,6 +33,8 @@ mod interrupt;
 mod linger;
 #[cfg(feature = "rdmacm")]
 mod manager;
+#[cfg(all(test, feature = "tokio"))]
+mod own_streams;
 mod owned;
 mod state;
 mod stats;
