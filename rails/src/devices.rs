@@ -37,6 +37,8 @@ pub(crate) struct Device {
     pub(crate) scratch: Arc<SharedMemoryRegion<'static, u8>>,
     pub(crate) domain: Arc<ProtectionDomain<'static>>,
     pub(crate) context: Arc<Context<'static>>,
+    /// Whether its file is among those that wake the rails: since it was armed the last time.
+    pub(crate) watched: bool,
     settings: Settings,
 }
 
@@ -86,8 +88,8 @@ impl Device {
         let settings =
             Settings { ack_timeout: builder.ack_timeout, max_ack_retries: builder.max_ack_retries };
         let (name, scratch) = (name.to_owned(), Arc::new(scratch));
-        let lanes = Vec::new();
-        Ok(Self { name, port, facts, engine, lanes, scratch, domain, context, settings })
+        let (lanes, watched) = (Vec::new(), false);
+        Ok(Self { name, port, facts, engine, lanes, scratch, domain, context, watched, settings })
     }
 
     /// A channel of the loop is a queue pair of this pair.

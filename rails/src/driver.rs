@@ -477,7 +477,7 @@ impl RailsDriver {
                 *is_armed = false;
                 break;
             }
-            // A device that is gone has no events; its pairs fail when they are polled.
+            // The next turn closes the pairs of a device that is gone.
             if let Err(error @ RailsError::Control(_)) = self.rails.arm() {
                 return Poll::Ready(Err(error));
             }

@@ -96,7 +96,7 @@ impl Rails {
 
     /// All pairs of a device are to be closed.
     #[cold]
-    fn fail_device(&mut self, device: usize, reason: &str) {
+    pub(crate) fn fail_device(&mut self, device: usize, reason: &str) {
         for (peer, state) in &self.peers {
             for (pair, it) in state.pairs.iter().enumerate() {
                 if it.ours == device && !matches!(it.state, State::Down { .. } | State::Closing) {

@@ -82,7 +82,7 @@ impl RailsBuilder {
     ///    [`ProtectionDomain::new`](ibverbs::ProtectionDomain::new) and [`Loop::new`](ibverbs::Loop::new).
     pub fn build(self) -> Result<Rails> {
         let devices = self.open()?;
-        let readiness = Readiness::new(devices.iter().map(|device| device.engine.as_fd()))?;
+        let readiness = Readiness::new()?;
         Ok(Rails {
             devices,
             queue_pairs: self.queue_pairs,
@@ -404,15 +404,32 @@ impl Rails {
     ///
     /// # Errors
     ///
-    ///  - [`Verbs`](RailsError::Verbs): a device is gone.
-    ///  - [`Control`](RailsError::Control): the timer cannot be set.
+    ///  - [`Verbs`](RailsError::Verbs): a device is gone, or was not armed. It does not make the descriptor readable, and the
+    ///    next `turn` closes its pairs; everything else does: the program can sleep. It is tried again by the next call.
+    ///  - [`Control`](RailsError::Control): the timer cannot be set, or no more files can be waited for.
     #[doc(alias = "ibv_req_notify_cq")]
-    pub fn arm(&self) -> Result<()> {
-        self.readiness.wake_at(self.next_turn())?;
-        for device in &self.devices {
-            device.engine.arm().map_err(|error| RailsError::verbs(&device.name, error))?;
+    pub fn arm(&mut self) -> Result<()> {
+        let mut armed = self.readiness.wake_at(self.next_turn()).map_err(RailsError::from);
+        for index in 0..self.devices.len() {
+            if let Err(error) = self.arm_device(index) {
+                self.fail_device(index, &error.to_string());
+                armed = armed.and(Err(error));
+            }
         }
-        Ok(())
+        armed
+    }
+
+    fn arm_device(&mut self, index: usize) -> Result<()> {
+        let Device { engine, name, watched, .. } = &mut self.devices[index];
+        let armed = engine.arm().map_err(|error| RailsError::verbs(name, error));
+        if armed.is_ok() && !*watched {
+            self.readiness.add(engine.as_fd())?;
+        } else if armed.is_err() && *watched {
+            // The file of a device that is gone is readable for ever.
+            self.readiness.forget(engine.as_fd());
+        }
+        *watched = armed.is_ok();
+        armed
     }
 
     /// Watches a peer's stream for what is to be done with it.
@@ -450,8 +467,10 @@ impl Rails {
                 self.readiness.sleep(other.filter(|_| has_place), deadline)?;
                 is_armed = false;
             } else {
-                // A device that is gone has no events; its pairs fail when they are polled.
-                let _ = self.arm();
+                // The next turn closes the pairs of a device that is gone.
+                if let Err(error @ RailsError::Control(_)) = self.arm() {
+                    return Err(error);
+                }
                 is_armed = true;
             }
         }

@@ -38,15 +38,17 @@ impl Interest {
 }
 
 impl Readiness {
-    pub(crate) fn new<'a>(devices: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(&epoll, &timer, EventData::new_u64(NO_PEER), EventFlags::IN)?;
-        for device in devices {
-            epoll::add(&epoll, device, EventData::new_u64(NO_PEER), EventFlags::IN)?;
-        }
         Ok(Self { epoll, timer })
+    }
+
+    /// Watches a device's file.
+    pub(crate) fn add(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, device, EventData::new_u64(NO_PEER), EventFlags::IN)?)
     }
 
     /// Watches a peer's stream, in another way than `before` if it was watched.
@@ -66,9 +68,9 @@ impl Readiness {
         Ok(())
     }
 
-    pub(crate) fn forget(&self, stream: BorrowedFd<'_>) {
-        // If this fails, closing the stream ends the watch.
-        let _ = epoll::delete(&self.epoll, stream);
+    pub(crate) fn forget(&self, file: BorrowedFd<'_>) {
+        // If this fails, closing the file ends the watch.
+        let _ = epoll::delete(&self.epoll, file);
     }
 
     /// The peers whose streams are ready now, or some of them.

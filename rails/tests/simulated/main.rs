@@ -8,6 +8,7 @@ mod harness;
 mod hostile;
 mod messages;
 mod support;
+mod waking;
 
 use std::fs::File;
 use std::os::fd::AsFd;
