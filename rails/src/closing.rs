@@ -113,7 +113,7 @@ impl Rails {
     pub(crate) fn lose(&mut self, id: PeerId, error: RailsError) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         // The peer may still read.
-        let _ = peer.control.flush();
+        let _ = peer.control.flush(Instant::now());
         let lanes: Vec<_> = (peer.pairs.iter_mut())
             .map(|pair| (pair.ours, std::mem::take(&mut pair.lanes)))
             .collect();

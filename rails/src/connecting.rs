@@ -131,7 +131,7 @@ impl Rails {
             peer.control.send(&Frame::Hello { version: VERSION, queue_pairs, rails });
         }
         // The other side does not wait for this one's first turn.
-        self.speak(peer);
+        self.speak(peer, Instant::now());
         Ok(peer)
     }
 

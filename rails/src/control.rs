@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use ibverbs::{QueuePairEndpoint, RemoteMemoryRegion};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ pub(crate) const VERSION: u32 = 3;
 const MAX_FRAME: usize = 128 << 10;
 /// Bytes that a peer may leave unread before it counts as gone.
 const MAX_UNREAD: usize = 4 * MAX_FRAME;
+/// A peer that leaves more than [`MAX_FRAME`] unread is not listened to, and counts as gone if it reads none of it in this time.
+const UNREAD: Duration = Duration::from_secs(10);
 /// The bytes of a name, which Linux limits to 64.
 pub(crate) const LONGEST_NAME: usize = 64;
 /// The bytes of a reason.
@@ -124,11 +127,13 @@ pub(crate) struct Control {
     stream: Box<dyn ControlStream>,
     input: Vec<u8>,
     output: Vec<u8>,
+    /// Since when it is full, and the stream has taken nothing.
+    full_since: Option<Instant>,
 }
 
 impl Control {
     pub(crate) fn new(stream: Box<dyn ControlStream>) -> Self {
-        Self { stream, input: Vec::new(), output: Vec::new() }
+        Self { stream, input: Vec::new(), output: Vec::new(), full_since: None }
     }
 
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -138,6 +143,16 @@ impl Control {
     /// Whether it waits for room in the stream.
     pub(crate) fn has_output(&self) -> bool {
         !self.output.is_empty()
+    }
+
+    /// Whether so much waits that the peer is not listened to.
+    pub(crate) fn is_full(&self) -> bool {
+        self.output.len() > MAX_FRAME
+    }
+
+    /// When the peer counts as gone, unless it reads something before.
+    pub(crate) fn full_until(&self) -> Option<Instant> {
+        Some(self.full_since? + UNREAD)
     }
 
     /// Puts a frame behind those that wait to be written. None is longer than [`MAX_FRAME`]: names, addresses and reasons
@@ -162,17 +177,23 @@ impl Control {
     /// # Errors
     ///
     /// Those of the stream; or the peer has not read for long.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, now: Instant) -> io::Result<()> {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(written) => drop(self.output.drain(..written)),
+                Ok(written) => {
+                    self.output.drain(..written);
+                    self.full_since = None;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
         }
-        if self.output.len() > MAX_UNREAD {
+        if self.is_full() {
+            self.full_since.get_or_insert(now);
+        }
+        if self.output.len() > MAX_UNREAD || self.full_until().is_some_and(|until| until <= now) {
             let text = "the peer does not read what it is told";
             return Err(io::Error::new(ErrorKind::TimedOut, text));
         }
@@ -182,7 +203,7 @@ impl Control {
     /// The next frame, if all of it is there. Each frame, and each attempt to read, takes one of `steps`: if none is left,
     /// there may be more. A peer that does not read what it is told is not listened to.
     pub(crate) fn receive(&mut self, steps: &mut u32) -> io::Result<Option<Frame>> {
-        if self.output.len() > MAX_FRAME {
+        if self.is_full() {
             return Ok(None);
         }
         loop {
@@ -289,11 +310,11 @@ mod tests {
 
     #[test]
     fn frames_pass_byte_by_byte() {
-        let mut control = Control::new(Box::new(Slow(VecDeque::new())));
+        let (mut control, now) = (Control::new(Box::new(Slow(VecDeque::new()))), Instant::now());
         for below in 0..3 {
             control.send(&Frame::Confirmed { below });
         }
-        control.flush().unwrap();
+        control.flush(now).unwrap();
         // Each byte takes a step, and each frame another one.
         let mut steps = 100;
         for expected in 0..3 {
@@ -304,7 +325,7 @@ mod tests {
         assert!(left > 0 && control.receive(&mut steps).unwrap().is_none());
         assert_eq!(steps, left - 1, "nothing more is there");
         control.send(&Frame::Ready);
-        control.flush().unwrap();
+        control.flush(now).unwrap();
         let mut steps = 5;
         assert!(control.receive(&mut steps).unwrap().is_none());
         assert_eq!(steps, 0, "there is more");
@@ -338,12 +359,12 @@ mod tests {
 
     #[test]
     fn a_peer_that_reads_nothing_is_gone() {
-        let mut control = Control::new(Box::new(Deaf));
+        let (mut control, now) = (Control::new(Box::new(Deaf)), Instant::now());
         while control.output.len() <= MAX_UNREAD {
-            control.flush().unwrap();
+            control.flush(now).unwrap();
             control.send(&Frame::Confirmed { below: u64::MAX });
         }
-        let error = control.flush().unwrap_err();
+        let error = control.flush(now).unwrap_err();
         assert!(error.to_string().contains("does not read"), "{error}");
     }
 

@@ -47,7 +47,8 @@
 //!
 //! A peer that breaks the protocol is dropped: one that sends more messages than there is room for, names devices that do
 //! not exist, or sends a frame in the wrong state. So is one that connects to this side and says nothing for 10 s, or has not tried all pairs after a
-//! minute, and one that does not read what it is told. What a peer makes this side keep is bounded by the settings, also while the program takes no events:
+//! minute. When 128 KiB wait for a peer that does not read what it is told, it is not listened to; it is dropped when it reads nothing
+//! for 10 s, or 512 KiB wait. What a peer makes this side keep is bounded by the settings, also while the program takes no events:
 //! 32 messages, 48 notifications, and the last two changes of each rail. No peer keeps [`Rails::turn`] from returning.
 //!
 //! But RDMA trusts a peer that is connected. All memory of a `Rails` is in one protection domain for each device, so **a peer may use

@@ -55,7 +55,7 @@ impl Rails {
             }
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.is_readable = steps == 0;
+        peer.is_readable = steps == 0 || peer.control.is_full();
         if is_late && peer.stage == stage {
             let text = format!("the peer was not connected after {} s", (now - since).as_secs());
             self.lose(id, io::Error::new(ErrorKind::TimedOut, text).into());
@@ -63,12 +63,12 @@ impl Rails {
     }
 
     /// Writes what there is to say.
-    pub(crate) fn speak(&mut self, id: PeerId) {
+    pub(crate) fn speak(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         if !peer.control.has_output() && peer.watched.is_some_and(|watched| !watched.writes) {
             return;
         }
-        let spoken = peer.control.flush().and_then(|()| self.watch(id));
+        let spoken = peer.control.flush(now).and_then(|()| self.watch(id));
         if let Err(error) = spoken {
             self.lose(id, error.into());
         }
@@ -219,11 +219,11 @@ impl Rails {
                 let reason = "it has no memory for messages".into();
                 self.say(id, &Frame::Refused { version: VERSION, reason });
             }
-            self.speak(id);
+            self.speak(id, now);
             return made;
         };
         self.say(id, &Frame::Refused { version: VERSION, reason: reason.clone() });
-        self.speak(id);
+        self.speak(id, now);
         Err(RailsError::Refused(reason))
     }
 

@@ -376,16 +376,16 @@ impl Rails {
             if self.peers.get(peer).is_some_and(|peer| peer.is_ready) {
                 self.fill(peer, now);
             }
-            self.speak(peer);
+            self.speak(peer, now);
         }
         self.keys = peers;
     }
 
     /// When [`turn`](Self::turn) has something to do, even if nothing happens: a rail is to be tried again, a peer has had
-    /// time enough to connect, or has said more than one turn looks at.
+    /// time enough to connect or to read, or has said more than one turn looks at.
     fn next_turn(&self) -> Option<Instant> {
         let heard = || self.peers.values().filter(|peer| !peer.is_held);
-        if heard().any(|peer| peer.is_readable) {
+        if heard().any(|peer| peer.is_readable && !peer.control.is_full()) {
             return Some(Instant::now());
         }
         let late = heard().filter_map(|peer| Some(peer.since? + peer.time_to_connect()?));
@@ -395,7 +395,8 @@ impl Rails {
             State::Down { retry_at } => Some(retry_at),
             _ => None,
         });
-        due.chain(late).min()
+        let unread = self.peers.values().filter_map(|peer| peer.control.full_until());
+        due.chain(late).chain(unread).min()
     }
 
     /// `ibv_req_notify_cq`: from now on, the descriptor ([`AsFd`]) becomes readable when there is something for
@@ -436,7 +437,8 @@ impl Rails {
     pub(crate) fn watch(&mut self, id: PeerId) -> io::Result<()> {
         let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
         if let Some(stream) = peer.control.descriptor() {
-            let interest = Interest { reads: !peer.is_held, writes: peer.control.has_output() };
+            let reads = !peer.is_held && !peer.control.is_full();
+            let interest = Interest { reads, writes: peer.control.has_output() };
             self.readiness.watch(id, stream, interest, peer.watched.replace(interest))?;
         }
         Ok(())

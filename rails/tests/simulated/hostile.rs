@@ -26,7 +26,7 @@ fn near_of(near: Pipe, far: Pipe) -> Pipe {
     near
 }
 
-fn facts(name: &str) -> Facts {
+pub(crate) fn facts(name: &str) -> Facts {
     let gids = vec!["::ffff:10.0.0.2".parse().unwrap()];
     Facts { name: name.into(), link: Link::Ethernet, gids, speed: 1000 }
 }

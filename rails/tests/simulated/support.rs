@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -75,6 +76,40 @@ impl Drop for Pipe {
 impl ControlStream for Pipe {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+/// A stream that can be waited for.
+pub(crate) struct Socket(UnixStream);
+
+impl Socket {
+    /// Both ends.
+    pub(crate) fn pair() -> (Self, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        [&near, &far].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+        (Self(near), far)
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.0.read(to)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ControlStream for Socket {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
     }
 }
 
