@@ -13,7 +13,7 @@
 //! A runtime may end, or never be polled again, and nobody is told of the latter. So no task relies on the driver of another
 //! runtime: before a task sleeps, it looks whether its own runtime has a driver, and starts one if not. The end of a driver, for
 //! whatever reason, wakes all tasks that wait; those that wait on start another one. A task outside of tokio, in a runtime that has
-//! ended, or in one that cannot wait for the hub's descriptor, is served by the helper. In one without I/O, it panics.
+//! ended, or in one that cannot wait for the hub's descriptor or for a time, is served by the helper.
 //!
 //! A driver that arms the queue takes the event from those that have not looked at it yet. It polls after that, for all; if it has found
 //! as much as it may in one turn, it tells the others, since it may not be polled again.

@@ -583,7 +583,7 @@ pub(crate) fn wake(waker: Arc<Waker>) {
 }
 
 /// Runs code of the program's: if it panics, that is its own task's loss, and no other's.
-fn caught(code: impl FnOnce()) {
+pub(crate) fn caught(code: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
         // Its drop may panic again.
         mem::forget(payload);

@@ -36,7 +36,7 @@ use crate::connect::{
 };
 use crate::drivers::{Drivers, RuntimeId, now};
 use crate::handshake::{Handshake, Progress, Role};
-use crate::hub::{Guard, Hub, Inner, wake};
+use crate::hub::{Guard, Hub, Inner, caught, wake};
 #[cfg(feature = "rdmacm")]
 use crate::manager;
 use crate::owned::{NotWritten, ReceivedBuffer, SendBuffer};
@@ -103,12 +103,14 @@ impl Readiness {
     }
 }
 
-/// The files for which the driver of a runtime sleeps.
+/// What the driver of a runtime sleeps for.
 struct Files {
     /// One descriptor for all that the hub polls for.
     polled: Readiness,
     /// Readable when peers, or the hub, may be gone.
     ends: Readiness,
+    /// Until something is due.
+    sleep: Pin<Box<Sleep>>,
     _sockets: Arc<Sockets>,
 }
 
@@ -120,7 +122,8 @@ impl Files {
         }
         let ends = inner.sockets.as_fd().try_clone_to_owned()?;
         let (polled, ends) = (Readiness::new(all)?, Readiness::new(ends)?);
-        Ok(Self { polled, ends, _sockets: inner.sockets.clone() })
+        let sleep = Box::pin(::tokio::time::sleep_until(now().into()));
+        Ok(Self { polled, ends, sleep, _sockets: inner.sockets.clone() })
     }
 }
 
@@ -129,6 +132,10 @@ impl Files {
 /// # Errors
 ///
 ///  - Those of a runtime that ends, and too many open files.
+///
+/// # Panics
+///
+/// In a runtime whose I/O or time is not enabled.
 fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
     let id = Drivers::current_runtime();
     if inner.lock().drivers.serve(id) {
@@ -161,7 +168,12 @@ fn ensure_driven(inner: &Arc<Inner>) -> io::Result<()> {
 #[cold]
 fn be_driven(inner: &Arc<Inner>) {
     let id = Drivers::current_runtime();
-    if id.is_none() || ensure_driven(inner).is_err() {
+    let mut is_driven = false;
+    if id.is_some() {
+        // Tokio does not say whether the runtime has I/O and time, but by a panic.
+        caught(|| is_driven = ensure_driven(inner).is_ok());
+    }
+    if !is_driven {
         inner.lock().drivers.begin(id, false);
     }
 }
@@ -190,10 +202,8 @@ impl Drop for Driver {
 }
 
 /// Drives a hub. The streams have its errors.
-async fn drive(driver: Driver, files: Files) {
+async fn drive(driver: Driver, mut files: Files) {
     let (mut idle, mut may_have_ended) = (0, true);
-    let mut at = now();
-    let mut sleep = pin!(::tokio::time::sleep_until(at.into()));
     loop {
         let Some(inner) = driver.hub.upgrade() else { return };
         let arms = idle >= inner.config.spin;
@@ -209,14 +219,13 @@ async fn drive(driver: Driver, files: Files) {
         drop(inner);
         // The loop was armed before it was polled: an operation that ends since then raises an event.
         idle = 0;
-        if due != at {
-            at = due;
-            sleep.as_mut().reset(at.into());
+        if due != files.sleep.deadline().into_std() {
+            files.sleep.as_mut().reset(due.into());
         }
         let woken = poll_fn(|cx| {
             let ended = files.ends.poll(cx)?;
             let found = files.polled.poll(cx)?;
-            let is_due = sleep.as_mut().poll(cx);
+            let is_due = files.sleep.as_mut().poll(cx);
             if ended.is_ready() || found.is_ready() || is_due.is_ready() {
                 return Poll::Ready(io::Result::Ok(ended.is_ready()));
             }
@@ -498,7 +507,8 @@ pub struct WriteHalf(Writer);
 ///   `TimedOut` after [`linger`](crate::HubBuilder::linger), and what was written goes on its way without a call.
 /// - `AsyncBufRead` gives the buffers in which bytes have arrived, without a copy.
 /// - One task at a time waits to read, and one to write: the last one that asks.
-/// - A runtime whose tasks use streams has tokio's I/O and time enabled. Without I/O, a call that would wait panics.
+/// - In a runtime whose I/O or time is not enabled, reads and writes are served by a thread of the hub. Tokio says by a panic that
+///   they are not: it is caught, and its message is on standard error once. Other calls panic there.
 pub struct Stream {
     // In this order: what was not read decides how the stream ends.
     read: ReadHalf,

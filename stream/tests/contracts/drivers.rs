@@ -255,6 +255,21 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+/// Tokio panics when such a runtime is asked to wait for a file, or for a time.
+#[test]
+fn a_runtime_without_io_or_time_is_served() {
+    let hosts = [Host::new(), Host::new()];
+    let first = runtime();
+    let (mut one, mut two) = first.block_on(ends(pair(&hosts[0].hub, &hosts[1].hub)));
+    for _ in 0..2 {
+        let without_io = Builder::new_current_thread().enable_time().build().unwrap();
+        without_io.block_on(ends(talk(&mut one, &mut two)));
+        let without_time = Builder::new_current_thread().enable_io().build().unwrap();
+        without_time.block_on(talk(&mut one, &mut two));
+    }
+    first.block_on(ends(talk(&mut one, &mut two)));
+}
+
 /// The runtime in which the streams were made has ended, and the executor is another one than tokio.
 #[test]
 fn a_task_outside_of_tokio_is_served() {
