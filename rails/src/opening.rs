@@ -11,7 +11,7 @@ use crate::error::{RailsError, Result};
 use crate::event::{self, Event, PeerId};
 use crate::negotiate::nonsense;
 use crate::pair::{Pair, State};
-use crate::peer::{Peer, Stage};
+use crate::peer::Stage;
 use crate::posting::SEND;
 use crate::rails::Rails;
 
@@ -199,7 +199,6 @@ impl Rails {
     /// If each pair has been tried, the peer is connected, or not to be reached.
     pub(crate) fn tried(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let is_tried = |pair: &Pair| pair.state == State::Up || pair.failure.is_some();
         if peer.opens && peer.stage == Stage::Opening && peer.pairs.iter().all(is_tried) {
             peer.control.send(&Frame::Ready);
             if let Err(error) = self.connected(id) {
@@ -208,10 +207,13 @@ impl Rails {
         }
     }
 
+    /// Each pair was tried, as the side says that opens them. If none was, the peer is another program.
     pub(crate) fn connected(&mut self, id: PeerId) -> Result<()> {
-        match self.peers.get(id).and_then(Peer::failures) {
+        let Some(peer) = self.peers.get(id) else { return Ok(()) };
+        match peer.failures() {
             Some(reasons) => Err(RailsError::AllRailsDown(reasons)),
-            None => self.begin(id),
+            None if peer.pairs.iter().any(is_tried) => self.begin(id),
+            None => Err(nonsense()),
         }
     }
 
@@ -224,4 +226,8 @@ impl Rails {
         event::push(&mut self.events, Event::Connected(id));
         Ok(())
     }
+}
+
+fn is_tried(pair: &Pair) -> bool {
+    pair.state == State::Up || pair.failure.is_some()
 }

@@ -93,6 +93,25 @@ fn names_addresses_and_reasons_are_cut() {
     }
 }
 
+/// The peer says that it has tried all pairs, and has asked for none.
+#[test]
+fn a_peer_without_a_pair_is_not_connected() {
+    let (mut world, [said, _], pipe) = alone(1);
+    world.sides[0].accept_over(pipe).unwrap();
+    let mut line = said.lock().unwrap();
+    line.say(&Frame::Hello { version: VERSION, queue_pairs: 1, rails: vec![facts("one")] });
+    let inbox = RemoteMemoryRegion::new(0, 32 * 4104, 1).unwrap().to_bytes();
+    let memory = RemoteRailMemory::from_bytes(&inbox).unwrap();
+    line.say(&Frame::Inbox { memory, longest: 4096 });
+    line.say(&Frame::Ready);
+    drop(line);
+    for _ in 0..10 {
+        world.step();
+    }
+    let error = gone(&world.events[0]).expect("no pair works");
+    assert!(error.to_string().contains("what it cannot say"), "{error}");
+}
+
 /// Says the same over and over, faster than anybody reads.
 struct Flood {
     first: Vec<u8>,
