@@ -65,7 +65,7 @@ impl Rails {
     /// Writes what there is to say.
     pub(crate) fn speak(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if !peer.control.has_output() && peer.watched.is_some_and(|watched| !watched.writes) {
+        if !peer.control.has_output() && !peer.watched.is_some_and(|watched| watched.writes) {
             return;
         }
         let spoken = peer.control.flush(now).and_then(|()| self.watch(id));

@@ -41,6 +41,16 @@ impl Rails {
         self.room = counts.map(|count| HANDSHAKES.saturating_sub(count));
     }
 
+    /// When a handshake that takes too long makes room for the peers that wait for it, if some do.
+    pub(crate) fn next_room(&self) -> Option<Instant> {
+        self.peers.values().find(|peer| peer.is_held)?;
+        let opening = self.peers.values().filter(|peer| peer.stage == Stage::Opening);
+        let answered = opening.filter(|peer| !peer.opens);
+        let now = Instant::now();
+        // Those that have taken too long already have made room.
+        answered.filter_map(|peer| Some(peer.since? + HANDSHAKE)).filter(|&at| at > now).min()
+    }
+
     /// Opens the pairs whose time has come, if this side does that.
     pub(crate) fn open_due(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get(id) else { return };

@@ -396,7 +396,7 @@ impl Rails {
             _ => None,
         });
         let unread = self.peers.values().filter_map(|peer| peer.control.full_until());
-        due.chain(late).chain(unread).min()
+        due.chain(late).chain(unread).chain(self.next_room()).min()
     }
 
     /// `ibv_req_notify_cq`: from now on, the descriptor ([`AsFd`]) becomes readable when there is something for
@@ -437,9 +437,11 @@ impl Rails {
     pub(crate) fn watch(&mut self, id: PeerId) -> io::Result<()> {
         let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
         if let Some(stream) = peer.control.descriptor() {
-            let reads = !peer.is_held && !peer.control.is_full();
-            let interest = Interest { reads, writes: peer.control.has_output() };
-            self.readiness.watch(id, stream, interest, peer.watched.replace(interest))?;
+            let (reads, writes) = (!peer.control.is_full(), peer.control.has_output());
+            // Its end would be reported over and over, and nobody looks.
+            let interest = (!peer.is_held).then_some(Interest { reads, writes });
+            let before = std::mem::replace(&mut peer.watched, interest);
+            self.readiness.watch(id, stream, interest, before)?;
         }
         Ok(())
     }

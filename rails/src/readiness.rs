@@ -51,19 +51,20 @@ impl Readiness {
         Ok(epoll::add(&self.epoll, device, EventData::new_u64(NO_PEER), EventFlags::IN)?)
     }
 
-    /// Watches a peer's stream, in another way than `before` if it was watched.
+    /// Watches a peer's stream, or does not, in another way than `before`.
     pub(crate) fn watch(
         &self,
         peer: PeerId,
         stream: BorrowedFd<'_>,
-        interest: Interest,
+        interest: Option<Interest>,
         before: Option<Interest>,
     ) -> io::Result<()> {
         let data = EventData::new_u64(peer.data().as_ffi());
-        match before {
-            Some(before) if before == interest => {}
-            Some(_) => epoll::modify(&self.epoll, stream, data, interest.flags())?,
-            None => epoll::add(&self.epoll, stream, data, interest.flags())?,
+        match (before, interest) {
+            _ if before == interest => {}
+            (Some(_), Some(it)) => epoll::modify(&self.epoll, stream, data, it.flags())?,
+            (None, Some(it)) => epoll::add(&self.epoll, stream, data, it.flags())?,
+            (_, None) => self.forget(stream),
         }
         Ok(())
     }

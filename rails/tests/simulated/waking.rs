@@ -2,18 +2,19 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ibverbs::RemoteMemoryRegion;
-use ibverbs_rails::{ControlStream, Event, Rails, RailsError};
+use ibverbs_rails::{ControlStream, Event, Rails, RailsBuilder, RailsError};
 use ibverbs_software::{Verb, When};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::frames::{Ends, Frame, VERSION};
 use super::hostile::facts;
-use super::support::{Socket, World};
+use super::support::{Pipe, Socket, World};
 use super::{SECOND, network};
 
 /// Arms a side, looks once more, and says whether its file is readable then.
@@ -183,5 +184,57 @@ fn a_peer_that_reads_again_gets_all_answers() {
             let wakes = is_awake || wakes_within(side, 30 * SECOND);
             assert!(wakes, "{count} of {all} answers, and it sleeps");
         }
+    }
+}
+
+/// So many handshakes that others have to wait, and a peer that does.
+fn held(now: Instant) -> (World, Vec<Pipe>, UnixStream) {
+    let settings = |builder: RailsBuilder| builder.peers(65).longest_message(64);
+    let mut world = World::unconnected([1, 1], network(), settings);
+    let mut pipes = Vec::new();
+    for _ in 0..64 {
+        let [near, far] = Pipe::pair();
+        world.sides[0].accept_over(near).unwrap();
+        far.output.lock().unwrap().bytes.extend(hello());
+        pipes.push(far);
+    }
+    let (near, mut far) = Socket::pair();
+    world.sides[0].accept_over(near).unwrap();
+    far.write_all(&hello()).unwrap();
+    for _ in 0..3 {
+        world.sides[0].turn(now);
+    }
+    assert_eq!(far.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "it has to wait");
+    (world, pipes, far)
+}
+
+#[test]
+fn a_peer_that_has_to_wait_and_resets_keeps_nobody_awake() {
+    let now = later();
+    let (mut world, mut pipes, far) = held(now);
+    let side = &mut world.sides[0];
+    drop(far);
+    assert!(!is_awake(side, now), "a stream that has to wait keeps it awake");
+    // When there is room for it, its end is seen.
+    pipes.pop();
+    for _ in 0..3 {
+        side.turn(now);
+    }
+    let ended = std::iter::from_fn(|| side.next_event());
+    let ended = ended.filter(|event| matches!(event, Event::Disconnected { .. })).count();
+    assert_eq!(ended, 2);
+}
+
+#[test]
+fn a_peer_that_has_to_wait_is_heard_when_others_took_too_long() {
+    // The others have a second left.
+    let (mut world, _pipes, mut far) = held(Instant::now() - 9 * SECOND);
+    let side = &mut world.sides[0];
+    loop {
+        let is_awake = is_awake(side, Instant::now());
+        if far.read(&mut [0]).is_ok() {
+            break;
+        }
+        assert!(is_awake || wakes_within(side, 30 * SECOND), "nobody makes room for it");
     }
 }
