@@ -392,6 +392,20 @@ fn a_wait_for_nothing_ends_at_its_deadline() {
     assert_eq!(network.now(), Duration::ZERO, "virtual time stands still");
 }
 
+/// However far the program lets it pass, there is time left for the devices' timers.
+#[test]
+fn time_passes_up_to_its_end_and_devices_work_then() {
+    let network = Network::new();
+    let contexts = devices(&network).map(|device| device.open().unwrap());
+    let domains = domains(&contexts);
+    let mut channels = channels(&domains[0], &domains[1]);
+    for _ in 0..2 {
+        network.advance(Duration::MAX);
+        assert!(network.now() > Duration::from_secs(200 * 365 * 86400));
+        ping_pong(&network, &domains, &mut channels, 1);
+    }
+}
+
 #[test]
 fn addresses_are_the_networks() {
     let network = Network::new();

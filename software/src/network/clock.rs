@@ -8,6 +8,9 @@ use crate::link::{Clock, Time};
 /// When the clock of a network starts: some programs treat a time stamp of 0 as missing.
 pub(crate) const START: Time = 1;
 
+/// The last moment that a program can ask for (292 years): devices set timers for later ones.
+pub(crate) const LAST: Time = Time::MAX / 2;
+
 pub(super) fn duration(time: Time) -> Duration {
     Duration::from_nanos(time.saturating_sub(START))
 }

@@ -18,8 +18,7 @@ use std::time::Duration;
 
 pub use self::builder::NetworkBuilder;
 #[cfg(any(test, feature = "tokio"))]
-pub(crate) use self::clock::START;
-pub(crate) use self::clock::nanoseconds;
+pub(crate) use self::clock::{LAST, START, nanoseconds};
 pub use self::conditions::Conditions;
 pub(crate) use self::link::NetworkLink;
 pub(crate) use self::member::Member;
@@ -90,9 +89,9 @@ impl Network {
         clock::duration(self.0.now())
     }
 
-    /// Lets `time` pass: everything that is due by then happens, each at its moment.
+    /// Lets `time` pass: everything that is due by then happens, each at its moment. All time together is at most 292 years.
     pub fn advance(&self, time: Duration) {
-        let until = self.0.now().saturating_add(nanoseconds(time));
+        let until = self.0.after(time);
         while self.0.step(until) {}
         self.0.set_time(until);
     }
@@ -103,7 +102,7 @@ impl Network {
     /// A queue pair that retries for ever, such as one whose peer posts no receive and whose `rnr_retry`
     /// is 7, keeps the network busy for ever; hence the limit.
     pub fn run_until_idle(&self, limit: Duration) -> bool {
-        let until = self.0.now().saturating_add(nanoseconds(limit));
+        let until = self.0.after(limit);
         while self.0.step(until) {}
         self.0.is_idle()
     }

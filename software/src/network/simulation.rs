@@ -5,9 +5,9 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::clock::{START, VirtualClock, duration, nanoseconds};
+use super::clock::{LAST, START, VirtualClock, duration, nanoseconds};
 use super::conditions::Conditions;
 use super::member::Member;
 use super::settings::Settings;
@@ -92,17 +92,22 @@ impl Simulation {
         self.clock.now()
     }
 
+    /// The time when this has passed.
+    pub(super) fn after(&self, time: Duration) -> Time {
+        self.now().saturating_add(nanoseconds(time)).min(LAST)
+    }
+
     pub(crate) fn set_time(&self, time: Time) {
         self.clock.set(time);
     }
 
-    /// The time, as a moment of the machine's clock. It will reach `at`, which some thread waits for.
+    /// The time, as a moment of the machine's clock. It will reach `at`, which some thread waits for, if it can.
     pub(crate) fn time(&self, at: Option<Instant>) -> Instant {
         let now = self.now();
         if let Some(at) = at.map(|at| nanoseconds(at.saturating_duration_since(self.made)))
-            && at.saturating_add(START) > now
+            && (now..LAST).contains(&at)
         {
-            self.state().alarms.insert(at.saturating_add(START));
+            self.state().alarms.insert(at + START);
             self.sleepers.wake();
         }
         // 584 years are too much for no machine's clock.
@@ -173,7 +178,7 @@ impl Simulation {
     pub(super) fn replay(&self, packet: &TracedPacket) {
         let now = self.now();
         let mut state = self.state();
-        let at = now.saturating_add(nanoseconds(state.conditions.delay));
+        let at = self.after(state.conditions.delay);
         let sender = state.member_at(packet.from()).unwrap_or(0);
         state.put(now, at, sender, (packet.from(), packet.to()), packet.bytes(), true);
         drop(state);
@@ -298,7 +303,6 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::time::Duration;
 
     use super::*;
     use crate::network::Network;
@@ -322,5 +326,9 @@ mod tests {
         assert!(network.step(due));
         assert_eq!((look(), network.now()), ((0, 0, 1), due));
         assert!(!network.step(Time::MAX) && network.is_idle());
+        // What is to come later than at the end comes then.
+        network.state().put(due, Time::MAX, 1, (nowhere, nowhere), b"", false);
+        assert!(network.step(Time::MAX));
+        assert_eq!(network.now(), LAST);
     }
 }

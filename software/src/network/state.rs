@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 
-use super::clock::{duration, nanoseconds};
+use super::clock::{LAST, duration, nanoseconds};
 use super::conditions::Conditions;
 use super::member::Member as Device;
 use super::settings::Settings;
@@ -257,7 +257,7 @@ impl State {
         }
         self.sent += 1;
         let packet = UnderWay { sender, from, to, bytes: bytes.to_vec(), traced };
-        self.under_way.insert((at, self.sent), packet);
+        self.under_way.insert((at.min(LAST), self.sent), packet);
     }
 
     /// The devices that a packet reaches, and what happens to it.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::link::Time;
-use crate::network::START;
+use crate::network::{LAST, START};
 
 /// The resolution of tokio's timers, in nanoseconds.
 pub(super) const TICK: Time = 1_000_000;
@@ -31,19 +31,22 @@ impl Dial {
 
     /// Sets the clock to its present value and `ahead`, from where it goes on.
     fn set(&mut self, now: Time, ahead: Time, fast: i32) {
-        *self = Self { set_at: now, showed: self.shows(now) + ahead, fast };
+        let shows = self.shows(now);
+        *self =
+            Self { set_at: now, showed: shows.max(shows.saturating_add(ahead).min(LAST)), fast };
     }
 
     /// The clock's value at this time of the network.
     fn shows(&self, now: Time) -> Time {
         let passed = u128::from(now.saturating_sub(self.set_at));
-        self.showed + (passed * self.speed() / MILLION) as Time
+        let shows = u128::from(self.showed) + passed * self.speed() / MILLION;
+        shows.min((Time::MAX - TICK).into()) as Time
     }
 
     /// The time of the network at which it shows this, which it does not yet.
     fn when(&self, shows: Time) -> Time {
         let passes = u128::from(shows.saturating_sub(self.showed));
-        self.set_at + (passes * MILLION).div_ceil(self.speed()) as Time
+        self.set_at.saturating_add((passes * MILLION).div_ceil(self.speed()) as Time)
     }
 
     /// The time of the network at which the next timer of tokio's may be due.

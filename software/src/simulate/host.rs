@@ -134,7 +134,8 @@ impl Host {
         Duration::from_nanos(self.world.clock(self.number).shows(self.world.now()))
     }
 
-    /// Sets the host's clock forward by `ahead`, and lets it be fast by this many millionths, or slow if that is negative.
+    /// Sets the host's clock forward by `ahead`, but not past 292 years, and lets it be fast by this many millionths, or slow
+    /// if that is negative.
     /// `ahead` changes what [`now`](Self::now) tells; timers go by the difference of two times.
     pub fn set_clock(&self, ahead: Duration, millionths: i32) {
         let now = self.world.now();

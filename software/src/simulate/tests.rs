@@ -264,6 +264,21 @@ fn the_clocks_of_hosts_differ() {
 }
 
 #[test]
+fn a_clock_that_is_set_as_far_as_it_goes_ticks_on() {
+    simulate(1, async |world| {
+        let host = world.host("ahead");
+        host.start(async {}).await.unwrap();
+        for _ in 0..2 {
+            host.set_clock(Duration::MAX, i32::MAX);
+            let before = host.now();
+            host.start(async { sleep(Duration::from_secs(9)).await }).await.unwrap();
+            let passed = host.now() - before;
+            assert!((9..10).contains(&passed.as_secs()), "{passed:?}");
+        }
+    });
+}
+
+#[test]
 #[should_panic(expected = "a program of server panicked")]
 fn a_program_that_panics_ends_the_simulation() {
     simulate(1, async |world| {
