@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ibverbs::{QueuePairEndpoint, RemoteMemoryRegion};
 use serde::{Deserialize, Serialize};
 
+use crate::driver::caught;
 use crate::memory::RemoteRailMemory;
 use crate::pairing::Facts;
 
@@ -31,7 +32,7 @@ pub(crate) const MAX_ADDRESSES: usize = 4096;
 /// program's own.
 ///
 /// `read` and `write` never wait: they fail with [`WouldBlock`](io::ErrorKind::WouldBlock), and 0 bytes read mean that
-/// the peer has closed.
+/// the peer has closed. A stream that panics in one of them, or as it is dropped, costs its own peer alone.
 pub trait ControlStream: Read + Write + Send {
     /// The descriptor that becomes readable when there is something to read. `None`: the program itself knows when to call
     /// [`Rails::turn`](crate::Rails::turn).
@@ -124,7 +125,8 @@ pub(crate) struct Ends {
 }
 
 pub(crate) struct Control {
-    stream: Box<dyn ControlStream>,
+    /// `None` only while it is dropped.
+    stream: Option<Box<dyn ControlStream>>,
     input: Vec<u8>,
     output: Vec<u8>,
     /// Since when it is full, and the stream has taken nothing.
@@ -133,11 +135,11 @@ pub(crate) struct Control {
 
 impl Control {
     pub(crate) fn new(stream: Box<dyn ControlStream>) -> Self {
-        Self { stream, input: Vec::new(), output: Vec::new(), full_since: None }
+        Self { stream: Some(stream), input: Vec::new(), output: Vec::new(), full_since: None }
     }
 
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.descriptor()
+        self.stream.as_ref()?.descriptor()
     }
 
     /// Whether it waits for room in the stream.
@@ -179,7 +181,8 @@ impl Control {
     /// Those of the stream; or the peer has not read for long.
     pub(crate) fn flush(&mut self, now: Instant) -> io::Result<()> {
         while !self.output.is_empty() {
-            match self.stream.write(&self.output) {
+            let Self { stream: Some(stream), output, .. } = self else { break };
+            match unless_it_panics(|| stream.write(output)) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(written) => {
                     self.output.drain(..written);
@@ -213,7 +216,8 @@ impl Control {
                 return Ok(Some(frame));
             }
             let mut bytes = [0; 4096];
-            match self.stream.read(&mut bytes) {
+            let Some(stream) = &mut self.stream else { return Ok(None) };
+            match unless_it_panics(|| stream.read(&mut bytes)) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(length) => self.input.extend(&bytes[..length]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -239,6 +243,19 @@ impl Control {
             _ => Err(io::Error::new(ErrorKind::InvalidData, "not a frame of ibverbs-rails")),
         }
     }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        caught(|| drop(self.stream.take()));
+    }
+}
+
+/// A stream is code of the program's.
+fn unless_it_panics(call: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+    let mut result = None;
+    caught(|| result = Some(call()));
+    result.unwrap_or_else(|| Err(io::Error::other("the program's stream has panicked")))
 }
 
 impl Frame {

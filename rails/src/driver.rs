@@ -76,7 +76,7 @@ pub struct AsyncRails {
 #[derive(Debug)]
 pub struct RailsDriver {
     rails: Rails,
-    calls: mpsc::UnboundedReceiver<Call>,
+    calls: Calls,
     answers: Answers,
     shared: Ends,
 }
@@ -93,6 +93,20 @@ const CALLS_PER_TURN: usize = 256;
 
 /// A call that a handle asks the driver to make.
 type Call = Box<dyn FnOnce(&mut Rails, &mut Answers) + Send>;
+
+/// The driver's end of the calls. Those that it has not made are dropped one by one: that is code of the program's.
+#[derive(Debug)]
+struct Calls(mpsc::UnboundedReceiver<Call>);
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        self.0.close();
+        let mut cx = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(call)) = Pin::new(&mut self.0).poll_next(&mut cx) {
+            caught(|| drop(call));
+        }
+    }
+}
 
 /// The events that no answer is for.
 #[derive(Default, Debug)]
@@ -123,7 +137,7 @@ impl AsyncRails {
         let (sender, calls) = mpsc::unbounded();
         let shared = Arc::<Mutex<Shared>>::default();
         let handle = Self { calls: sender, shared: shared.clone() };
-        let (answers, shared) = (Answers::default(), Ends(shared));
+        let (calls, answers, shared) = (Calls(calls), Answers::default(), Ends(shared));
         let mut driver = RailsDriver { rails, calls, answers, shared };
         driver.give_events(true);
         (handle, driver)
@@ -142,16 +156,11 @@ impl AsyncRails {
         &self,
         call: impl FnOnce(&Rails) -> T + Send + 'static,
     ) -> Result<T> {
-        let answer = self.ask(|rails, _, sender| {
-            let answer = catch_unwind(AssertUnwindSafe(|| call(rails)));
-            // The caller is gone. Dropping the answer, or the payload of a panic, runs the program's code, too.
-            if let Err(answer) = sender.send(answer)
-                && let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(answer)))
-            {
-                mem::forget(payload);
-            }
+        let answered = self.ask(|rails, _, sender| {
+            // If the caller is gone, the answer, or the payload of a panic, is dropped with the sender.
+            answer(sender, catch_unwind(AssertUnwindSafe(|| call(rails))));
         });
-        answer.await.map(|answer| answer.unwrap_or_else(|payload| resume_unwind(payload)))
+        answered.await.map(|answer| answer.unwrap_or_else(|payload| resume_unwind(payload)))
     }
 
     /// [`Rails::remove`].
@@ -162,7 +171,7 @@ impl AsyncRails {
     pub async fn remove(&self, peer: PeerId) -> Result<()> {
         self.ask(move |rails, _, sender| {
             rails.remove(peer);
-            let _ = sender.send(());
+            answer(sender, ());
         })
         .await
     }
@@ -358,14 +367,14 @@ impl Answers {
     fn end(&mut self, posted: Result<TransferId>, sender: oneshot::Sender<Result<()>>) {
         match posted {
             Ok(id) => drop(self.ends.insert(id, sender)),
-            Err(error) => drop(sender.send(Err(error))),
+            Err(error) => answer(sender, Err(error)),
         }
     }
 
     fn connection(&mut self, peer: Result<PeerId>, sender: oneshot::Sender<Result<PeerId>>) {
         match peer {
             Ok(peer) => drop(self.connections.insert(peer, sender)),
-            Err(error) => drop(sender.send(Err(error))),
+            Err(error) => answer(sender, Err(error)),
         }
     }
 
@@ -373,21 +382,29 @@ impl Answers {
     fn give(&mut self, event: Event) -> Option<Event> {
         match event {
             Event::Ended { transfer, result, peer } => match self.ends.remove(&transfer) {
-                Some(sender) => drop(sender.send(result)),
+                Some(sender) => answer(sender, result),
                 None => return Some(Event::Ended { transfer, peer, result }),
             },
-            // If the task is gone, the event is for whom it may concern.
+            // If the task is gone, it has the peer removed.
             Event::Connected(peer) => match self.connections.remove(&peer) {
-                Some(sender) => return sender.send(Ok(peer)).err().map(|_| event),
+                Some(sender) => answer(sender, Ok(peer)),
                 None => return Some(event),
             },
             Event::Disconnected { peer, error } => match self.connections.remove(&peer) {
-                Some(sender) => drop(sender.send(Err(error))),
+                Some(sender) => answer(sender, Err(error)),
                 None => return Some(Event::Disconnected { peer, error }),
             },
             event => return Some(event),
         }
         None
+    }
+}
+
+impl Drop for Answers {
+    /// Dropping a sender wakes its task.
+    fn drop(&mut self) {
+        self.ends.drain().for_each(|(_, sender)| caught(|| drop(sender)));
+        self.connections.drain().for_each(|(_, sender)| caught(|| drop(sender)));
     }
 }
 
@@ -460,7 +477,7 @@ impl RailsDriver {
             let mut is_called = false;
             // Tasks that ask without a pause do not keep the rails waiting.
             for _ in 0..CALLS_PER_TURN {
-                let Poll::Ready(call) = Pin::new(&mut self.calls).poll_next(cx) else { break };
+                let Poll::Ready(call) = Pin::new(&mut self.calls.0).poll_next(cx) else { break };
                 // Without a handle there is no future that waits.
                 let Some(call) = call else { return Poll::Ready(Ok(())) };
                 call(&mut self.rails, &mut self.answers);
@@ -509,13 +526,20 @@ impl RailsDriver {
     }
 }
 
-/// Wakes all, also if the waker of one panics. That ends here: it was told when it began.
 fn wake_all(waiting: Vec<Waker>) {
-    for waker in waiting {
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-            // Dropping it may panic again.
-            mem::forget(payload);
-        }
+    waiting.into_iter().for_each(|waker| caught(|| waker.wake()));
+}
+
+/// Gives a task its answer, which wakes it.
+fn answer<T>(sender: oneshot::Sender<T>, answer: T) {
+    caught(|| drop(sender.send(answer)));
+}
+
+/// Runs code of the program's, such as a waker: if it panics, that is its own loss, and no other task's or peer's.
+pub(crate) fn caught(code: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
+        // Its drop may panic again.
+        mem::forget(payload);
     }
 }
 
@@ -526,4 +550,20 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 
 fn ended() -> RailsError {
     RailsError::Control(io::Error::new(ErrorKind::BrokenPipe, "the driver of the rails has ended"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its peer is removed, so the program never gets the end of it.
+    #[test]
+    fn nobody_is_told_of_a_connection_whose_task_is_gone() {
+        let mut answers = Answers::default();
+        let (sender, receiver) = oneshot::channel();
+        answers.connection(Ok(PeerId::default()), sender);
+        drop(receiver);
+        assert!(answers.give(Event::Connected(PeerId::default())).is_none());
+        assert!(answers.give(Event::Connected(PeerId::default())).is_some(), "it has no task");
+    }
 }

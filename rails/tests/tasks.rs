@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -270,6 +271,116 @@ fn what_waits_ends_with_the_peer_and_with_the_driver() {
         drop(driver);
         for error in [waiting.await.unwrap().unwrap_err(), handle.with(|_| ()).await.unwrap_err()] {
             assert!(error.to_string().contains("driver of the rails has ended"), "{error}");
+        }
+    });
+}
+
+/// A waker is code of the program's.
+struct PanicsAsItWakes;
+
+impl Wake for PanicsAsItWakes {
+    fn wake(self: Arc<Self>) {
+        panic!("as it wakes");
+    }
+}
+
+#[test]
+fn wakers_that_panic_harm_no_other_tasks() {
+    run(|[(one, peer), (two, other)]| async move {
+        let panics = Waker::from(Arc::new(PanicsAsItWakes));
+        let mut cx = Context::from_waker(&panics);
+        let mut sends: Vec<_> = (0..2).map(|number| Box::pin(one.send(peer, [number]))).collect();
+        sends.push(Box::pin(one.send(PeerId::default(), [9])));
+        for send in &mut sends {
+            assert!(send.as_mut().poll(&mut cx).is_pending());
+        }
+        let mut removes = Box::pin(one.remove(PeerId::default()));
+        assert!(removes.as_mut().poll(&mut cx).is_pending());
+        let mut calls = Box::pin(one.with(|_| ()));
+        assert!(calls.as_mut().poll(&mut cx).is_pending());
+        one.send(peer, [2]).await.unwrap();
+        for number in 0..3 {
+            assert_eq!(two.receive(other).await.unwrap(), [number]);
+        }
+    });
+}
+
+/// Some of the calls have begun when the driver is dropped, and some have not.
+#[test]
+fn all_tasks_wake_without_the_driver_also_if_wakers_panic() {
+    struct Counts(AtomicUsize);
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let network = Network::builder().trace_bytes(0).build();
+    let (rails, _devices) = rails(&network, 1, 1);
+    let (handle, driver) = AsyncRails::new(rails);
+    let mut driver = Box::pin(driver.run(|_| Poll::Pending));
+    let counts = Arc::new(Counts(AtomicUsize::new(0)));
+    let wakers = [Waker::from(counts.clone()), Waker::from(Arc::new(PanicsAsItWakes))];
+    let (mut waiting, mut far) = (Vec::new(), Vec::new());
+    for number in 0..32 {
+        let (stream, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        far.push(other);
+        let mut future = Box::pin(handle.accept_over(Unix(stream)));
+        let mut cx = Context::from_waker(&wakers[number % 2]);
+        assert!(future.as_mut().poll(&mut cx).is_pending());
+        waiting.push(future);
+        if number == 15 {
+            assert!(driver.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+    }
+    drop(driver);
+    assert_eq!(counts.0.load(Ordering::Relaxed), 16);
+    for mut future in waiting {
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Err(RailsError::Control(_))) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A stream of the program's that panics costs its own peer.
+#[test]
+fn streams_that_panic_harm_no_other_peer() {
+    struct Panics(Unix, &'static str);
+    impl Read for Panics {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            assert_ne!(self.1, "read");
+            self.0.read(to)
+        }
+    }
+    impl Write for Panics {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            assert_ne!(self.1, "write");
+            self.0.write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    impl ControlStream for Panics {
+        fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            self.0.descriptor()
+        }
+    }
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            assert_ne!(self.1, "drop");
+        }
+    }
+    run(|[(one, peer), (two, other)]| async move {
+        for place in ["read", "write", "drop"] {
+            let (stream, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+            stream.set_nonblocking(true).unwrap();
+            far.write_all(&[0xff; 8]).unwrap();
+            let error = one.connect_over(Panics(Unix(stream), place)).await.unwrap_err();
+            assert_eq!(error.to_string().contains("panicked"), place != "drop", "{error}");
+            one.send(peer, [1]).await.unwrap();
+            assert_eq!(two.receive(other).await.unwrap(), [1]);
         }
     });
 }
