@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use ibverbs::{QueuePairEndpoint, RemoteMemoryRegion};
 use serde::{Deserialize, Serialize};
 
-use crate::driver::caught;
 use crate::memory::RemoteRailMemory;
 use crate::pairing::Facts;
+use crate::panics::caught;
 
 /// The version of the frames. Sides of different versions do not connect.
 pub(crate) const VERSION: u32 = 3;

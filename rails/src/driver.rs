@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
-use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -18,6 +17,7 @@ use slotmap::{DefaultKey, SlotMap};
 use crate::control::ControlStream;
 use crate::error::{RailsError, Result};
 use crate::event::{self, Event, PeerId, TransferId};
+use crate::panics::caught;
 use crate::rails::Rails;
 use crate::transfer::Transfer;
 
@@ -533,14 +533,6 @@ fn wake_all(waiting: Vec<Waker>) {
 /// Gives a task its answer, which wakes it.
 fn answer<T>(sender: oneshot::Sender<T>, answer: T) {
     caught(|| drop(sender.send(answer)));
-}
-
-/// Runs code of the program's, such as a waker: if it panics, that is its own loss, and no other task's or peer's.
-pub(crate) fn caught(code: impl FnOnce()) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
-        // Its drop may panic again.
-        mem::forget(payload);
-    }
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {

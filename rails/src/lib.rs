@@ -72,6 +72,7 @@ mod negotiate;
 mod opening;
 mod pair;
 mod pairing;
+mod panics;
 mod peer;
 mod posting;
 mod rails;
