@@ -400,6 +400,34 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
     assert_eq!(errno(file.bind(refused, at)), libc::EADDRNOTAVAIL);
 }
 
+#[test]
+fn who_has_no_file_left_is_not_told_that_no_port_is_free() {
+    let _alone = alone();
+    let device = Device::new().unwrap();
+    device.register();
+    let file = File::open();
+    // SAFETY: no memory is involved.
+    let is_free = |fd: &c_int| unsafe { libc::fcntl(*fd, libc::F_GETFD) } < 0;
+    let free: Vec<c_int> = (0..1024).filter(is_free).take(8).collect();
+    let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live structure.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut old) }, 0);
+    let bound = free.into_iter().map(|end| {
+        let id = file.create(1);
+        let limit = libc::rlimit { rlim_cur: end as u64, ..old };
+        // SAFETY: live structures.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        let bound = file.bind(id, "0.0.0.0:0".parse().unwrap());
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &old) }, 0);
+        file.destroy(id).unwrap();
+        bound.map_err(|e| e.raw_os_error().unwrap())
+    });
+    let bound: Vec<_> = bound.collect();
+    let enough = bound.iter().position(Result::is_ok).expect("8 files are enough");
+    assert!(enough > 1 && bound[..enough].iter().all(|it| *it == Err(libc::EMFILE)), "{bound:?}");
+}
+
 /// The child's part of the next test: wants the port at which the parent listens.
 #[test]
 fn wants_the_port_of_the_parent() {

@@ -114,8 +114,9 @@ impl Manager {
         for _ in 0..count {
             let next = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
             address.set_port(ports.start + next as u16);
-            if take(id, address).is_ok() {
-                return Ok(());
+            match take(id, address) {
+                Err(libc::EADDRINUSE | libc::EADDRNOTAVAIL) => {}
+                taken => return taken,
             }
         }
         Err(libc::EADDRNOTAVAIL)
