@@ -217,6 +217,9 @@ impl Messages {
                 sent.stage = Stage::Arrived;
             }
         }
+        // Those behind them may have arrived before.
+        let arrived = self.sent.iter_mut().take_while(|sent| sent.stage == Stage::Arrived);
+        ended.extend(arrived.filter_map(|sent| sent.id.take()));
         self.free_slots();
         Some(ended)
     }
@@ -304,6 +307,19 @@ mod tests {
         assert_eq!(messages.ended(2, true), []);
         assert_eq!(messages.ended(0, true), ids);
         assert_eq!(messages.ended(0, true), [], "once");
+    }
+
+    /// The second one has arrived by another pair than the first, whose pair has failed.
+    #[test]
+    fn a_message_has_ended_when_those_before_it_were_taken() {
+        let (mut messages, _device) = messages("messages3");
+        let ids = ids(3);
+        ids.iter().for_each(|&id| messages.push(id, vec![7; 9]));
+        messages.give_slots().unwrap();
+        while messages.begin().is_some() {}
+        assert_eq!((messages.ended(1, true), messages.ended(0, false)), (vec![], vec![]));
+        assert_eq!(messages.confirmed(1), Some(ids[..2].to_vec()));
+        assert_eq!(messages.ended(2, true), ids[2..]);
     }
 
     #[test]
