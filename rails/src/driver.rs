@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -419,7 +420,7 @@ impl RailsDriver {
     }
 
     /// Does what the handles ask for, and what the rails have to do, until all handles are dropped. Then it returns the
-    /// rails; events that no handle has taken are lost.
+    /// rails, with the events that no handle has taken.
     ///
     /// `poll_readable` waits for the [descriptor](Self::descriptor) as the runtime does it. It returns [`Poll::Ready`] if the
     /// descriptor may have become readable since the last call. If not, it wakes the task when that happens.
@@ -435,6 +436,8 @@ impl RailsDriver {
     {
         let mut is_armed = false;
         poll_fn(|cx| self.poll_run(cx, &mut is_armed, &mut poll_readable)).await?;
+        self.give_events(false);
+        self.rails.events = mem::take(&mut lock(&self.shared.0).events);
         Ok(self.rails)
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ibverbs::AccessFlags;
 use ibverbs_rails::{
@@ -381,6 +381,45 @@ fn streams_that_panic_harm_no_other_peer() {
             assert_eq!(error.to_string().contains("panicked"), place != "drop", "{error}");
             one.send(peer, [1]).await.unwrap();
             assert_eq!(two.receive(other).await.unwrap(), [1]);
+        }
+    });
+}
+
+/// The program goes on with the rails: what has arrived is there, and what comes later, too.
+#[test]
+fn what_no_handle_has_taken_is_with_the_rails() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let network = Network::builder().trace_bytes(0).build();
+    let _background = network.drive_in_background().unwrap();
+    let [(one, _one), (two, _two)] = [1, 2].map(|side| rails(&network, side, 1));
+    runtime.block_on(async {
+        let [(one, one_driver), (two, two_driver)] = [one, two].map(AsyncRails::new);
+        tokio::spawn(one_driver.run_on_tokio());
+        let two_driver = tokio::spawn(two_driver.run_on_tokio());
+        let (stream, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        [&stream, &far].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+        let (peer, other) =
+            tokio::join!(one.connect_over(Unix(stream)), two.accept_over(Unix(far)));
+        let (peer, other) = (peer.unwrap(), other.unwrap());
+        let sends = (0..40_u8).map(|number| {
+            let one = one.clone();
+            tokio::spawn(async move { one.send(peer, [number]).await })
+        });
+        let sends: Vec<_> = sends.collect();
+        assert_eq!(two.receive(other).await.unwrap(), [0]);
+        drop(two);
+        let mut rails = two_driver.await.unwrap().unwrap();
+        let rest = tokio::task::spawn_blocking(move || {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let receive = |_| rails.receive(other, deadline).unwrap()[0];
+            let rest = (1..40).map(receive).collect::<Vec<_>>();
+            (rest, rails)
+        });
+        // The rails stay until the sender knows that all has arrived.
+        let (rest, _rails) = rest.await.unwrap();
+        assert_eq!(rest, (1..40).collect::<Vec<_>>());
+        for send in sends {
+            send.await.unwrap().unwrap();
         }
     });
 }
