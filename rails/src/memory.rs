@@ -23,6 +23,8 @@ use crate::error::{RailsError, Result};
 #[derive(Clone, Debug)]
 pub struct RailMemory {
     regions: Regions,
+    /// The number of the rails that it is of.
+    rails: u64,
 }
 
 /// A region of each device.
@@ -34,8 +36,9 @@ pub(crate) enum Regions {
 }
 
 impl RailMemory {
-    /// Allocates `len` bytes and registers them in all domains, each with the name of its device.
+    /// Allocates `len` bytes and registers them in all domains of these rails, each with the name of its device.
     pub(crate) fn new(
+        rails: u64,
         domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
         len: usize,
         options: RegionOptions,
@@ -75,11 +78,12 @@ impl RailMemory {
             regions.collect::<Result<Vec<_>>>()
         })?;
         let regions = [first].into_iter().chain(others).map(Arc::new).collect();
-        Ok(Self { regions: Regions::Shared(regions) })
+        Ok(Self { regions: Regions::Shared(regions), rails })
     }
 
     /// Registers a part of memory that is there in all domains.
     pub(crate) fn of_memory(
+        rails: u64,
         domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
         memory: &SharedMemory,
         range: impl RangeBounds<usize>,
@@ -91,11 +95,12 @@ impl RailMemory {
             region.map(Arc::new).map_err(|error| RailsError::verbs(name, error))
         };
         let regions = domains.iter().map(register).collect::<Result<_>>()?;
-        Ok(Self { regions: Regions::Shared(regions) })
+        Ok(Self { regions: Regions::Shared(regions), rails })
     }
 
     /// Registers a part of a dma-buf in all domains.
     pub(crate) fn of_dmabuf(
+        rails: u64,
         domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
         dmabuf: BorrowedFd<'_>,
         offset: u64,
@@ -107,7 +112,7 @@ impl RailMemory {
             region.map(Arc::new).map_err(|error| RailsError::verbs(name, error))
         };
         let regions = domains.iter().map(register).collect::<Result<_>>()?;
-        Ok(Self { regions: Regions::DmaBuf(regions) })
+        Ok(Self { regions: Regions::DmaBuf(regions), rails })
     }
 
     /// Its length in bytes.
@@ -116,13 +121,6 @@ impl RailMemory {
         match &self.regions {
             Regions::Shared(regions) => regions[0].len(),
             Regions::DmaBuf(regions) => regions[0].len(),
-        }
-    }
-
-    fn devices(&self) -> usize {
-        match &self.regions {
-            Regions::Shared(regions) => regions.len(),
-            Regions::DmaBuf(regions) => regions.len(),
         }
     }
 
@@ -204,9 +202,9 @@ impl RailSlice {
         self.len
     }
 
-    /// How many devices it is registered on.
-    pub(crate) fn devices(&self) -> usize {
-        self.memory.devices()
+    /// The number of the rails that it is of.
+    pub(crate) fn rails(&self) -> u64 {
+        self.memory.rails
     }
 
     pub(crate) fn regions(&self) -> &Regions {

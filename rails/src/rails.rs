@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use std::{fmt, io};
 
 use ibverbs::memory::SharedMemory;
-use ibverbs::{AccessFlags, RegionOptions};
+use ibverbs::{AccessFlags, ProtectionDomain, RegionOptions};
 use slotmap::SlotMap;
 
 use crate::control::Frame;
@@ -24,6 +26,8 @@ use crate::transfer::{Active, Transfer};
 
 /// Several devices as one: see the [crate](crate).
 pub struct Rails {
+    /// No others of the process have it.
+    number: u64,
     pub(crate) devices: Vec<Device>,
     pub(crate) queue_pairs: u8,
     pub(crate) peers: SlotMap<PeerId, Peer>,
@@ -83,7 +87,9 @@ impl RailsBuilder {
     pub fn build(self) -> Result<Rails> {
         let devices = self.open()?;
         let readiness = Readiness::new()?;
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         Ok(Rails {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
             devices,
             queue_pairs: self.queue_pairs,
             longest_message: self.longest_message,
@@ -146,8 +152,7 @@ impl Rails {
         options: impl Into<RegionOptions>,
         progress: impl Fn(u64, u64) + Sync,
     ) -> Result<RailMemory> {
-        let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
-        RailMemory::new(&domains.collect::<Vec<_>>(), len, options.into(), &progress)
+        RailMemory::new(self.number, &self.domains(), len, options.into(), &progress)
     }
 
     /// `ibv_reg_mr`: registers the bytes in `range` of memory that is there on all devices, as `options` say: a memfd of
@@ -167,8 +172,7 @@ impl Rails {
         range: impl RangeBounds<usize>,
         options: impl Into<RegionOptions>,
     ) -> Result<RailMemory> {
-        let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
-        RailMemory::of_memory(&domains.collect::<Vec<_>>(), memory, range, options.into())
+        RailMemory::of_memory(self.number, &self.domains(), memory, range, options.into())
     }
 
     /// `ibv_reg_dmabuf_mr`: registers `len` bytes of a dma-buf from `offset` on, such as memory of a GPU, on all devices. The
@@ -191,8 +195,11 @@ impl Rails {
         len: usize,
         access: AccessFlags,
     ) -> Result<RailMemory> {
-        let domains = self.devices.iter().map(|device| (device.name.as_str(), &device.domain));
-        RailMemory::of_dmabuf(&domains.collect::<Vec<_>>(), dmabuf, offset, len, access)
+        RailMemory::of_dmabuf(self.number, &self.domains(), dmabuf, offset, len, access)
+    }
+
+    fn domains(&self) -> Vec<(&str, &Arc<ProtectionDomain<'static>>)> {
+        self.devices.iter().map(|device| (device.name.as_str(), &device.domain)).collect()
     }
 
     /// Ends the connection to a peer. Its transfers end with errors. Messages and notifications that have arrived stay to be
@@ -231,9 +238,8 @@ impl Rails {
     ///  - [`AllRailsDown`](RailsError::AllRailsDown): no pair of devices works.
     pub fn post(&mut self, peer: PeerId, transfer: Transfer) -> Result<TransferId> {
         let id = peer;
-        let devices = self.devices.len();
         let peer = connected(&mut self.peers, id)?;
-        transfer.check(devices, peer.their_devices)?;
+        transfer.check(self.number, peer.their_devices)?;
         let transfer = self.transfers.insert((id, Task::Transfer(Active::new(transfer))));
         peer.queue.push_back(transfer);
         self.fill(id, Instant::now());

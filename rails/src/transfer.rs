@@ -37,16 +37,16 @@ struct Sums {
     longest: usize,
     /// The lengths of a part whose two sides differ.
     unequal: Option<(usize, u64)>,
-    /// The devices of both sides, if they are those of each part.
-    devices: Option<(usize, usize)>,
+    /// The rails of our memory and the number of the peer's devices, if they are those of each part.
+    owners: Option<(u64, usize)>,
 }
 
 impl Sums {
     fn of(parts: &[(RailSlice, RemoteRailMemory)]) -> Self {
-        let devices =
-            |(local, remote): &(RailSlice, RemoteRailMemory)| (local.devices(), remote.devices());
-        let first = parts.first().map(devices);
-        let mut sums = Self { length: Some(0), longest: 0, unequal: None, devices: first };
+        let owners =
+            |(local, remote): &(RailSlice, RemoteRailMemory)| (local.rails(), remote.devices());
+        let first = parts.first().map(owners);
+        let mut sums = Self { length: Some(0), longest: 0, unequal: None, owners: first };
         for part in parts {
             let (len, theirs) = (part.0.len(), part.1.len());
             sums.length = sums.length.and_then(|length| length.checked_add(len));
@@ -54,8 +54,8 @@ impl Sums {
             if len as u64 != theirs {
                 sums.unequal.get_or_insert((len, theirs));
             }
-            if Some(devices(part)) != first {
-                sums.devices = None;
+            if Some(owners(part)) != first {
+                sums.owners = None;
             }
         }
         sums
@@ -106,8 +106,8 @@ impl Transfer {
         self
     }
 
-    /// Checks it for rails with this number of devices on each side.
-    pub(crate) fn check(&self, ours: usize, theirs: usize) -> Result<()> {
+    /// Checks it for the rails of this number, and a peer with so many devices.
+    pub(crate) fn check(&self, rails: u64, theirs: usize) -> Result<()> {
         let invalid = |text: String| Err(RailsError::InvalidInput(text));
         if self.parts.is_empty() {
             return invalid("the transfer has no parts".into());
@@ -131,8 +131,8 @@ impl Transfer {
         if let Some((local, remote)) = self.sums.unequal {
             return invalid(format!("{local} bytes of ours are for {remote} of the peer's"));
         }
-        if self.sums.devices != Some((ours, theirs)) {
-            return invalid("the memory is registered on other devices than these rails'".into());
+        if self.sums.owners != Some((rails, theirs)) {
+            return invalid("the memory is of other rails, or of a peer with other devices".into());
         }
         let Some(length) = self.sums.length else {
             return invalid(format!("a transfer has {} bytes at most", usize::MAX));
@@ -284,12 +284,16 @@ mod tests {
         Transfer::write_list(lengths.iter().map(part))
     }
 
+    fn check(transfer: &Transfer) -> Result<()> {
+        transfer.check(transfer.parts[0].0.rails(), 1)
+    }
+
     #[test]
     fn lengths_that_no_number_has_are_refused() {
         let (memory, _device) = memory("transfer0");
         for lengths in [[usize::MAX, 1, 1], [1, usize::MAX / 2 + 1, usize::MAX / 2 + 1]] {
             for transfer in [write(&memory, &lengths), write(&memory, &lengths).notify(1)] {
-                let error = transfer.check(1, 1).unwrap_err().to_string();
+                let error = check(&transfer).unwrap_err().to_string();
                 assert!(error.contains("bytes at most"), "{error}");
             }
         }
@@ -299,9 +303,9 @@ mod tests {
             lengths
         };
         for lengths in [ones(512, 5 * GIB), ones(509, 3 * GIB), ones(1, 511 * GIB + 1)] {
-            let error = write(&memory, &lengths).notify(1).check(1, 1).unwrap_err().to_string();
+            let error = check(&write(&memory, &lengths).notify(1)).unwrap_err().to_string();
             assert!(error.contains("a notified transfer of"), "{error}");
-            write(&memory, &lengths).check(1, 1).unwrap();
+            check(&write(&memory, &lengths)).unwrap();
         }
     }
 
@@ -319,7 +323,7 @@ mod tests {
         let mut tried = 0;
         for lengths in cases {
             let transfer = write(&memory, &lengths).notify(1);
-            if transfer.check(1, 1).is_err() {
+            if check(&transfer).is_err() {
                 continue;
             }
             tried += 1;

@@ -569,7 +569,12 @@ fn bad_input_names_the_limit() {
     refused(Transfer::read(slice(4096), theirs.remote()).notify(1), "a read notifies no one");
     refused(Transfer::write_list([]), "no parts");
     let [foreign, _] = memory(&other, 4096);
-    refused(Transfer::write(foreign.slice(..).unwrap(), theirs.remote()), "other devices");
+    refused(Transfer::write(foreign.slice(..).unwrap(), theirs.remote()), "of other rails");
+    let same = Rails::builder().device(world.devices[0][0].name()).build().unwrap();
+    let foreign = same.allocate(4096, AccessFlags::LOCAL_WRITE).unwrap();
+    refused(Transfer::write(foreign.slice(..).unwrap(), theirs.remote()), "of other rails");
+    let two = other.sides[1].allocate(4096, AccessFlags::REMOTE_WRITE).unwrap();
+    refused(Transfer::write(slice(4096), two.remote()), "of a peer with other devices");
     let many = (0..513).map(|i| (slice(1), theirs.remote().slice(i..=i).unwrap()));
     refused(Transfer::write_list(many).notify(1), "512 parts at most, not 513");
     let many = Rails::builder().device(world.devices[0][0].name()).peers(1 << 20).build();
