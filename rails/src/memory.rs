@@ -69,11 +69,16 @@ impl RailMemory {
                 progress(done.saturating_add(len), total);
                 region.map_err(|error| RailsError::verbs(name, error))
             };
-            let threads = others.iter().map(|domain| scope.spawn(move || register(domain)));
-            let threads: Vec<_> = threads.collect();
-            let regions = threads.into_iter().map(|thread| match thread.join() {
-                Ok(region) => region,
-                Err(payload) => panic::resume_unwind(payload),
+            let spawn = |domain| {
+                let thread = thread::Builder::new().spawn_scoped(scope, move || register(domain));
+                thread.map_err(|_| domain)
+            };
+            let threads: Vec<_> = others.iter().map(spawn).collect();
+            let regions = threads.into_iter().map(|thread| match thread.map(|it| it.join()) {
+                Ok(Ok(region)) => region,
+                Ok(Err(payload)) => panic::resume_unwind(payload),
+                // No thread can be made, so this one does it.
+                Err(domain) => register(domain),
             });
             regions.collect::<Result<Vec<_>>>()
         })?;
@@ -333,4 +338,43 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)>
         return Err(RailsError::InvalidInput(text));
     }
     Ok((start, end - start))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::{env, thread};
+
+    use ibverbs::AccessFlags;
+    use ibverbs_software::{Device, Network};
+
+    /// This test runs itself, where each thread would have a stack that there is no memory for.
+    #[test]
+    fn without_threads_the_devices_register_one_after_the_other() {
+        const ALONE: &str = "IBVERBS_RAILS_NO_THREADS";
+        if env::var_os(ALONE).is_none() {
+            let name = "memory::tests::without_threads_the_devices_register_one_after_the_other";
+            let alone = Command::new(env::current_exe().unwrap())
+                .args(["--exact", name, "--test-threads=1", "--nocapture"])
+                .env(ALONE, "1")
+                .env("RUST_MIN_STACK", (1_u64 << 60).to_string())
+                .output()
+                .unwrap();
+            let text = [alone.stdout, alone.stderr].concat();
+            let text = String::from_utf8_lossy(&text);
+            assert!(alone.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        assert!(thread::Builder::new().spawn(|| {}).is_err());
+        let network = Network::builder().manual().build();
+        let device = |name: &str| {
+            let device = Device::builder().network(&network).name(name).build().unwrap();
+            device.register();
+            device
+        };
+        let _devices = ["alone0", "alone1", "alone2"].map(device);
+        let builder = crate::Rails::builder().device("alone0").device("alone1").device("alone2");
+        let memory = builder.build().unwrap().allocate(4096, AccessFlags::REMOTE_WRITE).unwrap();
+        assert_eq!(memory.remote().devices(), 3);
+    }
 }
