@@ -160,6 +160,53 @@ fn streams_take_their_time_and_wait_out_a_partition() {
 }
 
 #[test]
+fn nothing_overtakes_what_the_same_end_of_a_stream_has_sent() {
+    for seed in 0..100 {
+        simulate(seed, async |world| {
+            let jitter = Duration::from_micros(500);
+            world.set_conditions(Conditions { jitter, ..Conditions::PERFECT });
+            let (a, b) = (world.host("a"), world.host("b"));
+            let mut listener = b.listen(7).unwrap();
+            b.start(async move {
+                for _ in 0..2 {
+                    listener.accept().await.unwrap().0.write_all(b"hello").await.unwrap();
+                }
+            });
+            // The answer to `connect`, and then the end.
+            let mut ours = a.connect((b.address(), 7)).await.unwrap();
+            sleep(Duration::from_millis(5)).await;
+            let mut text = String::new();
+            ours.read_to_string(&mut text).await.unwrap();
+            assert_eq!(text, "hello");
+            // The end, and then the answer to what comes after it.
+            let mut ours = a.connect((b.address(), 7)).await.unwrap();
+            ours.write_all(b"too late").await.unwrap();
+            ours.read_exact(&mut [0; 5]).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_is_sent_before_a_partition_arrives_in_order_after_it() {
+    simulate(1, async |world| {
+        let (a, b) = (world.host("a"), world.host("b"));
+        let delay = Duration::from_millis(5);
+        a.set_conditions_to(&b, Conditions { delay, ..Conditions::PERFECT });
+        let (mut ours, mut theirs) = connected(&a, &b).await;
+        ours.write_all(b"hel").await.unwrap();
+        sleep(Duration::from_millis(4)).await;
+        ours.write_all(b"lo").await.unwrap();
+        a.partition(&b);
+        sleep(Duration::from_millis(2)).await;
+        a.heal(&b);
+        drop(ours);
+        let mut text = String::new();
+        theirs.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "hello");
+    });
+}
+
+#[test]
 fn a_crash_ends_tasks_streams_and_devices_and_the_host_starts_again() {
     simulate(1, async |world| {
         let (a, b) = (world.host("a"), world.host("b"));

@@ -215,20 +215,15 @@ impl Wire {
             self.held.push(segment);
             return None;
         }
-        let answer = match segment.what {
+        match segment.what {
             What::Open(port) => {
-                let listening = self.listeners.get_mut(&(to.host, port));
-                let waker = listening.map(|listening| {
+                if let Some(listening) = self.listeners.get_mut(&(to.host, port)) {
                     listening.waiting.push_back((to.end, from));
-                    listening.acceptor.take()
-                });
-                let answer = if waker.is_some() { What::Opened } else { What::Reset };
-                if waker.is_some() {
+                    let waker = listening.acceptor.take();
                     self.add(to, from, Status::Open);
+                    self.send(to.end, arrival(to.host, from.host), What::Opened);
+                    return waker;
                 }
-                let at = arrival(to.host, from.host);
-                self.put(at, Segment { from: to, to: from, what: answer });
-                return waker.flatten();
             }
             what => match (self.ends.get_mut(&to.end), what) {
                 (Some(end), what) => {
@@ -241,22 +236,32 @@ impl Wire {
                     return end.reader.take();
                 }
                 (None, What::Reset) => return None,
-                (None, _) => What::Reset,
+                (None, _) => {}
             },
-        };
-        let at = arrival(to.host, from.host);
-        self.put(at, Segment { from: to, to: from, what: answer });
+        }
+        // It comes after what the end has sent that was here.
+        let last = self.under_way.iter().rfind(|(_, segment)| segment.from.end == to.end);
+        let last = last.map_or(0, |(key, _)| key.0);
+        let at = arrival(to.host, from.host).max(last);
+        self.put(at, Segment { from: to, to: from, what: What::Reset });
         None
     }
 
     /// Two hosts are no longer cut off from each other.
     pub(super) fn release(&mut self, from: usize, to: usize, arrival: Time) {
         let is_between = |segment: &mut Segment| (segment.from.host, segment.to.host) == (from, to);
-        for segment in self.held.extract_if(.., is_between).collect::<Vec<_>>() {
+        let held: Vec<_> = self.held.extract_if(.., is_between).collect();
+        let ends: BTreeSet<u64> = held.iter().map(|segment| segment.from.end).collect();
+        let is_later = |(_, segment): &(_, &Segment)| ends.contains(&segment.from.end);
+        let later: Vec<_> = self.under_way.iter().filter(is_later).map(|(key, _)| *key).collect();
+        let later = later.into_iter().filter_map(|key| Some((key.0, self.under_way.remove(&key)?)));
+        let all: Vec<_> = held.into_iter().map(|segment| (arrival, segment)).chain(later).collect();
+        for (at, segment) in all {
+            let at = at.max(arrival);
             if let Some(end) = self.ends.get_mut(&segment.from.end) {
-                end.last_arrival = end.last_arrival.max(arrival);
+                end.last_arrival = end.last_arrival.max(at);
             }
-            self.put(arrival, segment);
+            self.put(at, segment);
         }
     }
 }
