@@ -57,6 +57,7 @@
 //! Nothing is encrypted, and no peer has to prove who it is.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod closing;
 mod connecting;
