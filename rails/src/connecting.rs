@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt;
+
 use crate::control::{Control, ControlStream, Frame, VERSION};
 use crate::error::{RailsError, Result};
 use crate::event::{Event, PeerId};
@@ -15,13 +17,18 @@ use crate::rails::Rails;
 /// A peer that cannot be reached is tried again after this time, then after twice as long, and so on.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A peer whose machine has not answered over TCP for this time is gone.
+const SILENCE: Duration = Duration::from_secs(60);
 
 impl Rails {
     /// Connects to a peer that [accepts](Self::accept) at this TCP address, and returns when each pair of devices was
     /// tried.
     ///
     /// A peer that does not accept yet, or has too much to do, is tried again until the deadline, with pauses that grow
-    /// and differ.
+    /// and differ. While the TCP connection is made, the other peers wait: if no answer comes from the address, that is until the
+    /// deadline. [`connect_over`](Self::connect_over) takes a stream that is made elsewhere.
+    ///
+    /// The peer is gone when its machine has not answered over TCP for a minute.
     ///
     /// # Errors
     ///
@@ -118,7 +125,8 @@ impl Rails {
     }
 
     /// Begins to [`connect`](Self::connect) over a stream of the program's, without waiting:
-    /// [`Event::Connected`] or [`Event::Disconnected`] follows.
+    /// [`Event::Connected`] or [`Event::Disconnected`] follows. That the peer's machine is gone is for the stream to notice: a
+    /// program switches the keep-alive of its TCP streams on.
     ///
     /// # Errors
     ///
@@ -136,7 +144,7 @@ impl Rails {
     }
 
     /// Begins to [`accept`](Self::accept) over a stream of the program's, without waiting:
-    /// [`Event::Connected`] or [`Event::Disconnected`] follows.
+    /// [`Event::Connected`] or [`Event::Disconnected`] follows. See [`connect_over`](Self::connect_over).
     ///
     /// # Errors
     ///
@@ -174,5 +182,27 @@ impl Rails {
 fn nonblocking(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
+    // The kernel asks a machine that has been silent for 15 s, every 10 s, and gives up after the minute.
+    sockopt::set_tcp_user_timeout(&stream, SILENCE.as_millis() as u32)?;
+    sockopt::set_tcp_keepidle(&stream, SILENCE / 4)?;
+    sockopt::set_tcp_keepintvl(&stream, SILENCE / 6)?;
+    sockopt::set_socket_keepalive(&stream, true)?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_is_gone_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = nonblocking(stream).unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        let first = sockopt::tcp_keepidle(&stream).unwrap();
+        let all = first + 4 * sockopt::tcp_keepintvl(&stream).unwrap();
+        assert!(all <= SILENCE, "{all:?}");
+        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 60_000);
+    }
 }

@@ -40,8 +40,8 @@
 //!
 //! # Two sides
 //!
-//! Both need the same version of this crate. One TCP connection per peer carries what they agree upon; when it breaks,
-//! the peer is gone.
+//! Both need the same version of this crate. One TCP connection per peer carries what they agree upon; when it breaks, or
+//! the peer's machine has not answered over it for a minute, the peer is gone.
 //!
 //! # What a peer can do
 //!
