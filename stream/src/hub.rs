@@ -534,10 +534,13 @@ impl Guard<'_> {
         let ends_waits = mem::take(&mut state.ends_waits);
         let starts_helper = state.takes_helper();
         drop(state);
-        for (channel, peer_watch) in ended {
-            self.inner.destroy(channel);
-            // The peer sees its end, when the queue pair is gone.
-            caught(|| drop(peer_watch));
+        // Before anything that may take long.
+        woken.into_iter().chain(last).for_each(wake);
+        if ends_waits {
+            self.inner.sockets.stop();
+        }
+        if starts_helper && let Some(hub) = self.inner.me.upgrade() {
+            hub.start_helper();
         }
         if let Some(growth) = growth {
             let grown = growth.register(&self.inner.domain);
@@ -545,17 +548,17 @@ impl Guard<'_> {
             // Writers that have found no buffer wait for one that comes back.
             let _ = state.buffers.add(grown);
         }
-        woken.into_iter().chain(last).for_each(wake);
-        if ends_waits {
-            self.inner.sockets.stop();
-        }
+        let watches = ended.into_iter().map(|(channel, peer_watch)| {
+            self.inner.destroy(channel);
+            peer_watch
+        });
+        let watches: Vec<_> = watches.collect();
         if wakes_threads {
             self.inner.waker.wake();
             drop(self.inner.lock());
         }
-        if starts_helper && let Some(hub) = self.inner.me.upgrade() {
-            hub.start_helper();
-        }
+        // A program's stream may wait in its drop, even for another stream. The peer sees the end, as the queue pair is gone.
+        watches.into_iter().for_each(|peer_watch| caught(|| drop(peer_watch)));
     }
 }
 

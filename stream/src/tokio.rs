@@ -577,7 +577,8 @@ impl Stream {
     /// [simulation](https://docs.rs/ibverbs-software/latest/ibverbs_software/fn.simulate.html). The stream is used for the connection
     /// alone, and the data are not: over TLS, too, they are plain. A task of the runtime takes the end of the stream for that of the
     /// peer. If the runtime ends, another one whose tasks use the hub goes on with that, as far as the stream allows; keep-alive
-    /// finds the end of others.
+    /// finds the end of others. Any task or thread that uses the hub may drop the stream, after it has woken all others, and may be
+    /// the one that serves runtimes without a driver: a drop that waits holds those up.
     ///
     /// # Errors
     ///

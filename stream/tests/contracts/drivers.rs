@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -679,12 +679,12 @@ fn shutdown_is_bounded_when_the_peer_does_not_read() {
     assert_eq!(two.read(&mut [0; 8]).unwrap(), 0);
 }
 
-/// A stream of the program's, which says when it has ended, and panics when it is dropped.
-struct Own(DuplexStream, Arc<AtomicUsize>);
+/// A stream of the program's, which says when it has ended, and what it does when it is dropped.
+struct Own(DuplexStream, Arc<AtomicUsize>, Box<dyn FnMut() + Send + Sync>);
 
 impl Drop for Own {
     fn drop(&mut self) {
-        panic!("the drop of a stream that panics");
+        (self.2)();
     }
 }
 
@@ -728,8 +728,9 @@ fn a_stream_that_panics_when_it_is_dropped_takes_nothing_from_others() {
     runtime().block_on(ends(async {
         let (one, two) = tokio::io::duplex(1024);
         let ended = Arc::new(AtomicUsize::new(0));
+        let panics = Box::new(|| panic!("the drop of a stream that panics"));
         let (one, two) = tokio::join!(
-            Stream::over(&hosts[0].hub, Own(one, ended.clone()), Role::Connects),
+            Stream::over(&hosts[0].hub, Own(one, ended.clone(), panics), Role::Connects),
             Stream::over(&hosts[1].hub, two, Role::Accepts)
         );
         drop(two.unwrap());
@@ -742,5 +743,47 @@ fn a_stream_that_panics_when_it_is_dropped_takes_nothing_from_others() {
         }
         let (mut one, mut two) = pair(&hosts[0].hub, &hosts[1].hub).await;
         talk(&mut one, &mut two).await;
+    }));
+}
+
+/// So it may wait for them.
+#[test]
+fn a_programs_stream_is_dropped_when_others_are_woken() {
+    let hosts = [Host::new(), Host::new()];
+    runtime().block_on(ends(async {
+        loop {
+            let woken = Arc::new(Woken(AtomicUsize::new(0)));
+            let (ended, early) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+            let looks = {
+                let (woken, early) = (woken.clone(), early.clone());
+                move || early.store(woken.0.load(Ordering::SeqCst) > 0, Ordering::SeqCst)
+            };
+            let (one, two) = tokio::io::duplex(1024);
+            let (one, two) = tokio::join!(
+                Stream::over(
+                    &hosts[0].hub,
+                    Own(one, ended.clone(), Box::new(looks)),
+                    Role::Connects
+                ),
+                Stream::over(&hosts[1].hub, two, Role::Accepts)
+            );
+            let (mut reads, mut writes) = pair(&hosts[0].hub, &hosts[1].hub).await;
+            drop(two.unwrap());
+            while ended.load(Ordering::SeqCst) == 0 {
+                tokio::task::yield_now().await;
+            }
+            let waker = Waker::from(woken.clone());
+            let mut reads = pin!(reads.read_u8());
+            assert!(reads.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            writes.write_all(b"x").await.unwrap();
+            // Nobody looks at the hub in between, so that the drop finds what has arrived.
+            thread::sleep(Duration::from_millis(10));
+            let before = woken.0.load(Ordering::SeqCst) > 0;
+            drop(one);
+            if !before && woken.0.load(Ordering::SeqCst) > 0 {
+                assert!(early.load(Ordering::SeqCst));
+                break;
+            }
+        }
     }));
 }
