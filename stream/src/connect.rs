@@ -40,15 +40,19 @@ pub(crate) fn lengthen_backlog(listener: &impl AsFd) -> io::Result<()> {
 /// How long a client that has connected waits for one that came before it.
 pub(crate) const ORDER: Duration = Duration::from_millis(if cfg!(test) { 100_000 } else { 100 });
 
-/// How long a client keeps its place when another one wants it.
-pub(crate) const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 100_000 } else { 500 });
+/// How long a client may say nothing while others wait in the backlog, or keep a place of a full hub that another one wants.
+const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 100_000 } else { 500 });
 
-/// Clients keep a place since these times, of the listener or of the hub. Returns which one is given up if another one wants a
-/// place, and when.
-pub(crate) fn first_to_give_up<C>(
-    clients: impl Iterator<Item = (Instant, C)>,
-) -> Option<(Instant, C)> {
-    clients.min_by_key(|(since, _)| *since).map(|(since, client)| (since + SILENCE, client))
+/// How long a client that has begun may take while others wait in the backlog. A host of many clients takes its time.
+const STALL: Duration = Duration::from_secs(if cfg!(test) { 100 } else { 2 });
+
+/// When a client makes room for one that wants its place in a full hub, if `is_full`, or else in the listener.
+pub(crate) fn makes_room(since: Instant, begun: Option<Instant>, is_full: bool) -> Option<Instant> {
+    match begun {
+        Some(begun) => Some(begun + if is_full { SILENCE } else { STALL }),
+        // It has no place of the hub.
+        None => (!is_full).then_some(since + SILENCE),
+    }
 }
 
 /// Connects over a stream that blocks.
@@ -398,11 +402,12 @@ impl Listener {
 
     /// Waits for the next client that has connected, in the order in which they came. Clients connect side by side, while a thread
     /// is in this call: one that is slow, or silent, keeps others waiting for 0.1 s at most, and is given up after ten seconds. One
-    /// that says nothing takes no place of the hub. When 256 clients connect at a time and another one waits, the one that came
-    /// first, or has begun to connect first, makes room after half a second. One that has begun does so too when the hub has no
-    /// other place. A client that is given up, or for which there is no place, hears [why](crate::Refusal), and
-    /// [`Stats::refused`](crate::Stats::refused) counts it. A client that fails to connect is no error of the listener's. Several
-    /// threads may accept: one of them waits for all clients, and the next one does when that has its stream.
+    /// that says nothing takes no place of the hub. When 256 clients connect at a time and another one waits, one that has said
+    /// nothing for half a second makes room, and so does one that has begun to connect two seconds before. When the hub has no
+    /// other place, it does so after half a second. A client that is given up, or for which there is no place, hears
+    /// [why](crate::Refusal), and [`Stats::refused`](crate::Stats::refused) counts it. A client that fails to connect is no
+    /// error of the listener's. Several threads may accept: one of them waits for all clients, and the next one does when that
+    /// has its stream.
     ///
     /// # Errors
     ///
@@ -468,7 +473,7 @@ impl Listener {
         }
         while let Some(next) = clients.iter().position(|client| client.waits) {
             if hub.lock().has_room().is_err()
-                && let Some((until, oldest)) = oldest(clients, Client::has_place)
+                && let Some((until, oldest)) = oldest(clients, true)
             {
                 if now < until {
                     break;
@@ -516,7 +521,7 @@ impl Listener {
     ) -> io::Result<()> {
         let now = Instant::now();
         let is_crowded = clients.len() >= AT_A_TIME;
-        let stuck = is_crowded.then(|| oldest(clients, Client::is_awaited)).flatten();
+        let stuck = is_crowded.then(|| oldest(clients, false)).flatten();
         let stuck = stuck.map(|(until, _)| until);
         let has_room = !is_crowded || stuck.is_some_and(|until| until <= now);
         let acceptor = PollFd::from_borrowed_fd(acceptor.as_fd(), PollFlags::IN);
@@ -530,7 +535,7 @@ impl Listener {
         // The acceptor is asked again soon, if it has failed.
         let again = has_failed.then(|| now + ORDER);
         let wanted = clients.iter().any(|client| client.waits);
-        let place = wanted.then(|| oldest(clients, Client::has_place)).flatten();
+        let place = wanted.then(|| oldest(clients, true)).flatten();
         let place = place.map(|(until, _)| until);
         let give_up = clients.iter().filter_map(Client::until);
         let stuck = stuck.filter(|&until| until > now);
@@ -629,25 +634,10 @@ impl Client {
         matches!(self.arriving, Arriving::Connected(_))
     }
 
-    /// Whether it is for the client to go on.
-    fn is_awaited(&self) -> bool {
-        self.file().is_some()
-    }
-
-    /// Whether it has a place of the hub that another one may get.
-    fn has_place(&self) -> bool {
-        self.begun.is_some() && !self.is_connected()
-    }
-
-    /// Since when it has what it keeps from others: a place of the hub, or of the listener alone.
-    fn since(&self) -> Instant {
-        self.begun.unwrap_or(self.since)
-    }
-
     /// When it is given up. One that waits for a place is not: it is for the others to go on.
     fn until(&self) -> Option<Instant> {
         let goes_on = !self.is_connected() && !self.waits;
-        goes_on.then(|| self.since() + PATIENCE)
+        goes_on.then(|| self.begun.unwrap_or(self.since) + PATIENCE)
     }
 
     /// Tells it why.
@@ -712,15 +702,19 @@ fn next_in_order(clients: &[Client], now: Instant) -> Option<usize> {
     clients[..index].iter().all(|earlier| now >= earlier.since + ORDER).then_some(index)
 }
 
-/// See [`first_to_give_up`].
-fn oldest(clients: &[Client], which: fn(&Client) -> bool) -> Option<(Instant, usize)> {
-    let which = clients.iter().enumerate().filter(|(_, client)| which(client));
-    first_to_give_up(which.map(|(at, client)| (client.since(), at)))
+/// The first client that [makes room](makes_room), and when.
+fn oldest(clients: &[Client], is_full: bool) -> Option<(Instant, usize)> {
+    let until = |(at, client): (usize, &Client)| {
+        // If it is for the client to go on.
+        client.file()?;
+        Some((makes_room(client.since, client.begun, is_full)?, at))
+    };
+    clients.iter().enumerate().filter_map(until).min()
 }
 
 /// The client that makes room for one that waits in the backlog.
 fn stuck(clients: &[Client], now: Instant) -> Option<usize> {
-    let (_, at) = oldest(clients, Client::is_awaited).filter(|(until, _)| now >= *until)?;
+    let (_, at) = oldest(clients, false).filter(|(until, _)| now >= *until)?;
     // What has come meanwhile is looked at first.
     let ready = clients[at].file().map(|file| poll(&mut [file], Some(&Timespec::default())));
     (ready == Some(Ok(0))).then_some(at)

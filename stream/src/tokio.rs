@@ -32,7 +32,7 @@ use rustix::io::Errno;
 
 use crate::conn::Cursor;
 use crate::connect::{
-    AT_A_TIME, ORDER, PATIENCE, addresses_of, first_to_give_up, lengthen_backlog, refuse,
+    AT_A_TIME, ORDER, PATIENCE, addresses_of, lengthen_backlog, makes_room, refuse,
 };
 use crate::drivers::{Drivers, RuntimeId, now};
 use crate::handshake::{Handshake, Progress, Role};
@@ -1161,14 +1161,15 @@ impl PendingClients {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`first_to_give_up`]. Returns what has the client give up. Those that are silent have no place of the hub.
-    fn oldest(&self, counts_silent: bool) -> Option<(Instant, Arc<Notify>)> {
+    /// When the first client [makes room](makes_room), and what has it give up.
+    fn oldest(&self, is_full: bool) -> Option<(Instant, Arc<Notify>)> {
         let clients = self.clients();
-        let since = |client: &Client| {
-            client.begun.or((counts_silent && !client.has_spoken).then_some(client.since))
-        };
-        let clients = clients.iter().filter_map(|client| Some((since(client)?, &client.gives_up)));
-        first_to_give_up(clients).map(|(until, gives_up)| (until, gives_up.clone()))
+        // Others wait for a place themselves.
+        let going_on = clients.iter().filter(|client| client.begun.is_some() || !client.has_spoken);
+        let until = |client: &Client| makes_room(client.since, client.begun, is_full);
+        let untils = going_on.filter_map(|client| Some((until(client)?, &client.gives_up)));
+        let first = untils.min_by_key(|(until, _)| *until);
+        first.map(|(until, gives_up)| (until, gives_up.clone()))
     }
 
     /// Returns until when a client waits for those that came before it and may connect soon.
@@ -1209,7 +1210,7 @@ impl Attempt {
                     return taken;
                 }
             };
-            let (until, gives_up) = pending.oldest(false).ok_or(error)?;
+            let (until, gives_up) = pending.oldest(true).ok_or(error)?;
             if ::tokio::time::timeout_at(until.into(), changed.as_mut()).await.is_err() {
                 gives_up.notify_one();
                 changed.await;
@@ -1219,16 +1220,14 @@ impl Attempt {
 
     /// Waits for as long as a client may take, and until it is to give up.
     async fn in_time<T>(&self, future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-        let (mut future, mut gives_up) = (pin!(future), pin!(self.gives_up.notified()));
-        let mut late = pin!(::tokio::time::sleep(PATIENCE));
+        let late = async {
+            let _ = ::tokio::time::timeout(PATIENCE, self.gives_up.notified()).await;
+            // The runtime looks at its files before it goes on: what the client has sent is read.
+            ::tokio::task::yield_now().await;
+        };
+        let (mut future, mut late) = (pin!(future), pin!(late));
         poll_fn(|cx| match future.as_mut().poll(cx) {
-            Poll::Pending => {
-                let is_late = gives_up.as_mut().poll(cx).is_ready();
-                if is_late || late.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(Err(ErrorKind::TimedOut.into()));
-                }
-                Poll::Pending
-            }
+            Poll::Pending => late.as_mut().poll(cx).map(|()| Err(ErrorKind::TimedOut.into())),
             done => done,
         })
         .await
@@ -1360,7 +1359,7 @@ impl Listener {
     }
 
     /// The next client that has connected, in the order in which they came. Clients connect side by side, each in a task: one that
-    /// is slow, or silent, keeps others waiting for 0.1 s at most, 256 of them for half a second, and is given up as
+    /// is slow, or silent, keeps others waiting for 0.1 s at most, 256 of them for two seconds, and is given up as
     /// [`Listener::accept`](crate::Listener::accept) says. A client that fails to connect is no error of the listener's. The future
     /// may be dropped at any time.
     ///
@@ -1446,7 +1445,7 @@ impl Listener {
             Some(error) if accepting.joins.is_empty() => return Poll::Ready(Err(error)),
             // Such as too many open files: those that are connecting come first, and the acceptor is asked again soon.
             Some(_) => Some(now() + ORDER),
-            None => match accepting.waits.as_ref().and_then(|_| self.pending.oldest(true)) {
+            None => match accepting.waits.as_ref().and_then(|_| self.pending.oldest(false)) {
                 Some((until, gives_up)) if until <= now() => {
                     gives_up.notify_one();
                     None
