@@ -130,7 +130,7 @@ const GRANULE: usize = 64 << 10;
 
 impl RegistrationCache {
     /// An empty cache, whose regions have the access of `options`, and which pins `most` bytes at most. Regions have no
-    /// iova of their own.
+    /// iova of their own: [`get`](Self::get) fails if the options say otherwise.
     pub fn new(
         domain: &Arc<ProtectionDomain<'static>>,
         options: impl Into<RegionOptions>,
@@ -216,8 +216,7 @@ impl RegistrationCache {
             part.used = self.now;
             return Ok(range(&part.region, start - first, len)?);
         }
-        let region = self.register(start..end).ok_or(unknown)??;
-        let first = region.remote().address() as usize;
+        let (first, region) = self.register(start..end).ok_or(unknown)??;
         let found = range(&region, start - first, len)?;
         self.parts.insert(first, Part { region, used: self.now });
         Ok(found)
@@ -245,8 +244,8 @@ impl RegistrationCache {
         self.registered
     }
 
-    /// `None`: no memory has these addresses.
-    fn register(&mut self, addresses: Range<usize>) -> Option<Result<Region, CacheError>> {
+    /// Returns the address of the region's first byte too. `None`: no memory has these addresses.
+    fn register(&mut self, addresses: Range<usize>) -> Option<Result<(usize, Region), CacheError>> {
         let (&base, memory) = self.memories.range(..=addresses.start).next_back()?;
         let last = base + memory.len();
         if addresses.end > last {
@@ -276,7 +275,8 @@ impl RegistrationCache {
         for start in overlapping {
             self.retire(start);
         }
-        Some(self.register_part(&memory, part.start - base..part.end - base))
+        let region = self.register_part(&memory, part.start - base..part.end - base);
+        Some(region.map(|region| (part.start, region)))
     }
 
     fn register_part(

@@ -165,3 +165,17 @@ fn any_order_of_uses() {
     }
     assert!(found > 1000 && cache.registered() < found, "{found} {}", cache.registered());
 }
+
+#[test]
+fn regions_with_addresses_of_their_own_are_refused() {
+    let (domain, _device) = domain();
+    let memory = arena(256 * KIB);
+    let iova = RegionOptions::from(AccessFlags::REMOTE_READ).iova(0x7fff_ffff_f000_0000);
+    for options in [iova, (AccessFlags::REMOTE_READ | AccessFlags::ZERO_BASED).into()] {
+        let mut cache = RegistrationCache::new(&domain, options, 256 * KIB);
+        cache.add(&memory).unwrap();
+        let error = cache.get(at(&memory, 64 * KIB), 10).unwrap_err().to_string();
+        assert!(error.contains("requests do not see the region at its own address"), "{error}");
+        assert_eq!(cache.pinned(), 0);
+    }
+}
