@@ -32,7 +32,7 @@ pub(crate) const MAX_ADDRESSES: usize = 4096;
 /// program's own.
 ///
 /// `read` and `write` never wait: they fail with [`WouldBlock`](io::ErrorKind::WouldBlock), and 0 bytes read mean that
-/// the peer has closed. A stream that panics in one of them, or as it is dropped, costs its own peer alone.
+/// the peer has closed. A stream that panics costs its own peer alone.
 pub trait ControlStream: Read + Write + Send {
     /// The descriptor that becomes readable when there is something to read. `None`: the program itself knows when to call
     /// [`Rails::turn`](crate::Rails::turn).
@@ -139,7 +139,9 @@ impl Control {
     }
 
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.as_ref()?.descriptor()
+        let mut descriptor = None;
+        caught(|| descriptor = self.stream.as_ref().and_then(|stream| stream.descriptor()));
+        descriptor
     }
 
     /// Whether it waits for room in the stream.

@@ -364,6 +364,7 @@ fn streams_that_panic_harm_no_other_peer() {
     }
     impl ControlStream for Panics {
         fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            assert_ne!(self.1, "descriptor");
             self.0.descriptor()
         }
     }
@@ -373,12 +374,13 @@ fn streams_that_panic_harm_no_other_peer() {
         }
     }
     run(|[(one, peer), (two, other)]| async move {
-        for place in ["read", "write", "drop"] {
+        for place in ["read", "write", "drop", "descriptor"] {
             let (stream, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
             stream.set_nonblocking(true).unwrap();
             far.write_all(&[0xff; 8]).unwrap();
             let error = one.connect_over(Panics(Unix(stream), place)).await.unwrap_err();
-            assert_eq!(error.to_string().contains("panicked"), place != "drop", "{error}");
+            let is_told = ["read", "write"].contains(&place);
+            assert_eq!(error.to_string().contains("panicked"), is_told, "{error}");
             one.send(peer, [1]).await.unwrap();
             assert_eq!(two.receive(other).await.unwrap(), [1]);
         }
