@@ -2,10 +2,12 @@
 //!
 //! `hooks.c`, which is compiled with rdma-core's shared library, calls these functions.
 
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 mod counters;
 
 use std::ffi::c_int;
-use std::io::{Error, ErrorKind};
+use std::io::{Error, ErrorKind, Write as _};
 use std::ptr::null;
 use std::sync::{Mutex, Once, PoisonError};
 
@@ -45,7 +47,8 @@ unsafe extern "C" fn ibverbs_loadable_devices(list: *mut *const *const ibv_devic
         let devices = match Device::from_environment() {
             Ok(devices) => &*devices.unwrap_or_default().leak(),
             Err(e) => {
-                eprintln!("libibverbs: {e}");
+                // `eprintln!` would panic if standard error is closed, and so end a program in C.
+                let _ = writeln!(std::io::stderr(), "libibverbs: {e}");
                 return errno(&e);
             }
         };

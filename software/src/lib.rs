@@ -95,6 +95,8 @@
 //!
 //! [page]: https://github.com/ibverbs-bundled/ibverbs-bundled/blob/main/docs/testing.md
 
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
+
 mod backoff;
 mod builder;
 mod causes;

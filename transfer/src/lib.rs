@@ -10,6 +10,7 @@
 //! `examples/engine.rs` is such an engine: an arena, a registration cache, writes to many peers.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod cache;
 pub mod counted;
