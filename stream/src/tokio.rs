@@ -1445,13 +1445,17 @@ impl Listener {
             Some(error) if accepting.joins.is_empty() => return Poll::Ready(Err(error)),
             // Such as too many open files: those that are connecting come first, and the acceptor is asked again soon.
             Some(_) => Some(now() + ORDER),
-            None => match accepting.waits.as_ref().and_then(|_| self.pending.oldest(false)) {
-                Some((until, gives_up)) if until <= now() => {
-                    gives_up.notify_one();
-                    None
-                }
-                oldest => oldest.map(|(until, _)| until),
-            },
+            None => {
+                let first = accepting.waits.as_ref().and_then(|_| self.pending.oldest(false));
+                first.map(|(until, gives_up)| {
+                    if until > now() {
+                        return until;
+                    }
+                    // Not a permit: one that speaks just then goes on. One that does not hear of it is asked again.
+                    gives_up.notify_waiters();
+                    now() + ORDER
+                })
+            }
         };
         if let Some(until) = until {
             accepting.patience.as_mut().reset(until.into());
