@@ -103,14 +103,19 @@ impl Engine {
         if matches!(old.backing, Backing::Device { .. }) {
             return Err(libc::EOPNOTSUPP);
         }
-        check_access(access.unwrap_or(old.access))?;
+        let access = access.unwrap_or(old.access);
+        check_access(access)?;
+        let backing = |start| match access & Access::IBV_ACCESS_ON_DEMAND.0 {
+            0 => Backing::Memory(start),
+            _ => Backing::OnDemand(start),
+        };
         if let Some((start, length)) = range {
-            check_range(Backing::Memory(start), length, start)?;
+            check_range(backing(start), length, start)?;
         }
         let old_pd = old.pd;
         let mut registered = self.core.registered;
-        if let Some((_, length)) = range {
-            registered = (registered - old.pinned()).saturating_add(length);
+        if let Some((start, length)) = range {
+            registered = (registered - old.pinned()).saturating_add(backing(start).pinned(length));
             if registered > self.core.settings.max_registered {
                 return Err(libc::ENOMEM);
             }
@@ -125,11 +130,9 @@ impl Engine {
         self.core.keep_out_of(key);
         let region = self.core.keys.region_mut(key).ok_or(libc::EINVAL)?;
         region.pd = pd.unwrap_or(old_pd);
-        region.access = access.unwrap_or(region.access);
+        region.access = access;
         if let Some((start, length)) = range {
-            let on_demand = region.access & Access::IBV_ACCESS_ON_DEMAND.0 != 0;
-            let backing = if on_demand { Backing::OnDemand(start) } else { Backing::Memory(start) };
-            (region.backing, region.iova, region.length) = (backing, start, length);
+            (region.backing, region.iova, region.length) = (backing(start), start, length);
         }
         self.core.let_into(key);
         Ok(())

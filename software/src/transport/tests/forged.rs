@@ -126,3 +126,21 @@ fn a_region_that_is_gone_is_not_touched() {
     assert_eq!(status, [ibv_wc_status::IBV_WC_REM_ACCESS_ERR]);
     assert_eq!(world.sides[1].state(), ibv_qp_state::IBV_QPS_ERR);
 }
+
+#[test]
+fn what_regions_hold_is_given_back_however_they_were_registered() {
+    let mut world = World::new(1);
+    let engine = &mut world.sides[1].engine;
+    let pd = engine.alloc_pd().unwrap();
+    let (before, demand) = (engine.core.registered, ibv_access_flags::IBV_ACCESS_ON_DEMAND.0);
+    for (first, access, held) in
+        [(0, None, 2), (0, Some(demand), 0), (demand, None, 0), (demand, Some(0), 2)]
+    {
+        let backing = if first == 0 { Backing::Memory(0x1000) } else { Backing::OnDemand(0x1000) };
+        let key = engine.register(pd, backing, 1, 0x1000, first).unwrap();
+        engine.reregister(key, None, Some((0x1000, 2)), access).unwrap();
+        assert_eq!(engine.core.registered, before + held);
+        engine.deregister(key).unwrap();
+        assert_eq!(engine.core.registered, before);
+    }
+}
