@@ -112,21 +112,31 @@ impl Host {
     }
 
     /// Cuts this host off from another, in both directions: packets are lost, and what streams send waits.
+    ///
+    /// Does nothing for a host of another simulation; so do [`heal`](Self::heal) and
+    /// [`set_conditions_to`](Self::set_conditions_to).
     pub fn partition(&self, other: &Self) {
-        self.world.set_cut(self.number, other.number, true);
-        self.world.set_cut(other.number, self.number, true);
+        self.set_cut(other, true);
     }
 
     /// Ends a partition.
     pub fn heal(&self, other: &Self) {
-        self.world.set_cut(self.number, other.number, false);
-        self.world.set_cut(other.number, self.number, false);
+        self.set_cut(other, false);
+    }
+
+    fn set_cut(&self, other: &Self, is_cut: bool) {
+        if Arc::ptr_eq(&self.world, &other.world) {
+            self.world.set_cut(self.number, other.number, is_cut);
+            self.world.set_cut(other.number, self.number, is_cut);
+        }
     }
 
     /// Changes how packets from this host to another are treated: a slow link, or one that loses much. Streams have its delay
     /// and jitter.
     pub fn set_conditions_to(&self, other: &Self, conditions: Conditions) {
-        self.world.set_between(self.number, other.number, conditions);
+        if Arc::ptr_eq(&self.world, &other.world) {
+            self.world.set_between(self.number, other.number, conditions);
+        }
     }
 
     /// The value of the host's clock. [`tokio::time`] goes by it on this host.

@@ -207,6 +207,28 @@ fn what_is_sent_before_a_partition_arrives_in_order_after_it() {
 }
 
 #[test]
+fn a_host_of_another_simulation_changes_nothing() {
+    let strangers = simulate(1, async |world| ["one", "other"].map(|name| world.host(name)));
+    simulate(2, async |world| {
+        let (a, b) = (world.host("a"), world.host("b"));
+        let (mut ours, mut theirs) = connected(&a, &b).await;
+        for stranger in &strangers {
+            a.partition(stranger);
+            let delay = Duration::from_secs(5);
+            a.set_conditions_to(stranger, Conditions { delay, ..Conditions::PERFECT });
+            let before = world.now();
+            ours.write_all(b"!").await.unwrap();
+            theirs.read_u8().await.unwrap();
+            assert_eq!(world.now() - before, Conditions::PERFECT.delay);
+            a.heal(stranger);
+        }
+        // There is no such number here.
+        let stranger = Host { number: 7, ..strangers[0].clone() };
+        a.partition(&stranger);
+    });
+}
+
+#[test]
 fn a_crash_ends_tasks_streams_and_devices_and_the_host_starts_again() {
     simulate(1, async |world| {
         let (a, b) = (world.host("a"), world.host("b"));
