@@ -23,22 +23,20 @@ use crate::error::{RailsError, Result};
 #[derive(Clone, Debug)]
 pub struct RailMemory {
     regions: Regions,
-    /// The number of the rails that it is of.
-    rails: u64,
 }
 
-/// A region of each device.
+/// A region of each device, and the number of the rails whose devices they are: here it takes no room of its own.
 #[derive(Clone, Debug)]
 pub(crate) enum Regions {
-    Shared(Arc<[Arc<SharedMemoryRegion<'static, u8>>]>),
+    Shared(u32, Arc<[Arc<SharedMemoryRegion<'static, u8>>]>),
     /// Of a dma-buf, each at addresses of its own.
-    DmaBuf(Arc<[Arc<RawMemoryRegion<'static>>]>),
+    DmaBuf(u32, Arc<[Arc<RawMemoryRegion<'static>>]>),
 }
 
 impl RailMemory {
     /// Allocates `len` bytes and registers them in all domains of these rails, each with the name of its device.
     pub(crate) fn new(
-        rails: u64,
+        rails: u32,
         domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
         len: usize,
         options: RegionOptions,
@@ -83,12 +81,12 @@ impl RailMemory {
             regions.collect::<Result<Vec<_>>>()
         })?;
         let regions = [first].into_iter().chain(others).map(Arc::new).collect();
-        Ok(Self { regions: Regions::Shared(regions), rails })
+        Ok(Self { regions: Regions::Shared(rails, regions) })
     }
 
     /// Registers a part of memory that is there in all domains.
     pub(crate) fn of_memory(
-        rails: u64,
+        rails: u32,
         domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
         memory: &SharedMemory,
         range: impl RangeBounds<usize>,
@@ -100,12 +98,12 @@ impl RailMemory {
             region.map(Arc::new).map_err(|error| RailsError::verbs(name, error))
         };
         let regions = domains.iter().map(register).collect::<Result<_>>()?;
-        Ok(Self { regions: Regions::Shared(regions), rails })
+        Ok(Self { regions: Regions::Shared(rails, regions) })
     }
 
     /// Registers a part of a dma-buf in all domains.
     pub(crate) fn of_dmabuf(
-        rails: u64,
+        rails: u32,
         domains: &[(&str, &Arc<ProtectionDomain<'static>>)],
         dmabuf: BorrowedFd<'_>,
         offset: u64,
@@ -117,15 +115,15 @@ impl RailMemory {
             region.map(Arc::new).map_err(|error| RailsError::verbs(name, error))
         };
         let regions = domains.iter().map(register).collect::<Result<_>>()?;
-        Ok(Self { regions: Regions::DmaBuf(regions), rails })
+        Ok(Self { regions: Regions::DmaBuf(rails, regions) })
     }
 
     /// Its length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         match &self.regions {
-            Regions::Shared(regions) => regions[0].len(),
-            Regions::DmaBuf(regions) => regions[0].len(),
+            Regions::Shared(_, regions) => regions[0].len(),
+            Regions::DmaBuf(_, regions) => regions[0].len(),
         }
     }
 
@@ -133,8 +131,8 @@ impl RailMemory {
     /// and out, any of them will do. `None` also if it is a [dma-buf](crate::Rails::register_dmabuf).
     pub fn region(&self, device: usize) -> Option<&Arc<SharedMemoryRegion<'static, u8>>> {
         match &self.regions {
-            Regions::Shared(regions) => regions.get(device),
-            Regions::DmaBuf(_) => None,
+            Regions::Shared(_, regions) => regions.get(device),
+            Regions::DmaBuf(..) => None,
         }
     }
 
@@ -166,10 +164,10 @@ impl RailMemory {
     /// The keys that a peer needs to read and write this memory, as far as its access allows. The program sends them over.
     pub fn remote(&self) -> RemoteRailMemory {
         match &self.regions {
-            Regions::Shared(regions) => {
+            Regions::Shared(_, regions) => {
                 RemoteRailMemory::new(regions.iter().map(|region| region.remote()))
             }
-            Regions::DmaBuf(regions) => {
+            Regions::DmaBuf(_, regions) => {
                 RemoteRailMemory::new(regions.iter().map(|region| region.remote()))
             }
         }
@@ -208,8 +206,10 @@ impl RailSlice {
     }
 
     /// The number of the rails that it is of.
-    pub(crate) fn rails(&self) -> u64 {
-        self.memory.rails
+    pub(crate) fn rails(&self) -> u32 {
+        match self.memory.regions {
+            Regions::Shared(rails, _) | Regions::DmaBuf(rails, _) => rails,
+        }
     }
 
     pub(crate) fn regions(&self) -> &Regions {

@@ -35,7 +35,7 @@ impl Rails {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let since = *peer.since.get_or_insert(now);
         let is_late = peer.time_to_connect().is_some_and(|limit| since + limit <= now);
-        if !peer.is_readable && !is_late && peer.control.descriptor().is_some() {
+        if !peer.is_readable && !is_late && peer.watched.is_some() {
             return;
         }
         let stage = peer.stage;

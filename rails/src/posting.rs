@@ -247,7 +247,7 @@ impl Burst<'_> {
             let range = local.range(piece.offset, len);
             // Each kind to its end: a buffer of either kind would cost a copy.
             match local.regions() {
-                Regions::Shared(regions) => {
+                Regions::Shared(_, regions) => {
                     match SharedMemoryRange::new(regions[pair.ours].clone(), range) {
                         Ok(buffer) => {
                             let request = of_shared(buffer, remote, &piece);
@@ -258,7 +258,7 @@ impl Burst<'_> {
                         Err(error) => break Err((piece, NotPosted::OutOfBounds(error))),
                     }
                 }
-                Regions::DmaBuf(regions) => {
+                Regions::DmaBuf(_, regions) => {
                     let (region, request) = (regions[pair.ours].clone(), &of_dmabuf);
                     let request = move |buffer| request(buffer, remote, &piece);
                     if let Err(error) = post_dmabuf(engine, channel, region, range, request) {

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use std::{fmt, io};
 
@@ -27,7 +27,7 @@ use crate::transfer::{Active, Transfer};
 /// Several devices as one: see the [crate](crate).
 pub struct Rails {
     /// No others of the process have it.
-    number: u64,
+    number: u32,
     pub(crate) devices: Vec<Device>,
     pub(crate) queue_pairs: u8,
     pub(crate) peers: SlotMap<PeerId, Peer>,
@@ -87,7 +87,7 @@ impl RailsBuilder {
     pub fn build(self) -> Result<Rails> {
         let devices = self.open()?;
         let readiness = Readiness::new()?;
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
         Ok(Rails {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             devices,

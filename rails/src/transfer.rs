@@ -38,7 +38,7 @@ struct Sums {
     /// The lengths of a part whose two sides differ.
     unequal: Option<(usize, u64)>,
     /// The rails of our memory and the number of the peer's devices, if they are those of each part.
-    owners: Option<(u64, usize)>,
+    owners: Option<(u32, usize)>,
 }
 
 impl Sums {
@@ -107,7 +107,7 @@ impl Transfer {
     }
 
     /// Checks it for the rails of this number, and a peer with so many devices.
-    pub(crate) fn check(&self, rails: u64, theirs: usize) -> Result<()> {
+    pub(crate) fn check(&self, rails: u32, theirs: usize) -> Result<()> {
         let invalid = |text: String| Err(RailsError::InvalidInput(text));
         if self.parts.is_empty() {
             return invalid("the transfer has no parts".into());
