@@ -416,6 +416,23 @@ mod wide {
         }
     }
 
+    /// Code that leaves the upper halves of all vector registers clear: nothing of the program's lives in those.
+    #[cfg(target_arch = "x86_64")]
+    macro_rules! vector_asm {
+        ($($line:literal),+; $($operands:tt)+) => {
+            asm!(
+                $($line,)+
+                "vzeroupper",
+                $($operands)+
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                options(nostack),
+            )
+        };
+    }
+
     /// # Safety
     ///
     /// As [`doubles`], on a processor with AVX.
@@ -427,10 +444,10 @@ mod wide {
             return unsafe { fill(word, to, bytes) };
         }
         if bytes <= 256 {
-            // SAFETY: the caller vouches for the first and last 64 or 128 bytes. Only operands, named registers
-            // and flags change.
+            // SAFETY: the caller vouches for the first and last 64 or 128 bytes. Only operands, vector
+            // registers and flags change.
             unsafe {
-                asm!(
+                vector_asm!(
                     "vmovups ymm0, ymmword ptr [{from}]",
                     "vmovups ymm1, ymmword ptr [{from} + 32]",
                     "vmovups ymm2, ymmword ptr [{from} + {bytes} - 64]",
@@ -449,14 +466,10 @@ mod wide {
                     "vmovups ymmword ptr [{to}], ymm0",
                     "vmovups ymmword ptr [{to} + 32], ymm1",
                     "vmovups ymmword ptr [{to} + {bytes} - 64], ymm2",
-                    "vmovups ymmword ptr [{to} + {bytes} - 32], ymm3",
-                    "vzeroupper",
+                    "vmovups ymmword ptr [{to} + {bytes} - 32], ymm3";
                     from = in(reg) from,
                     to = in(reg) to,
                     bytes = in(reg) bytes,
-                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
-                    options(nostack),
                 );
             }
             return;
@@ -466,7 +479,7 @@ mod wide {
         let blocks = (bytes - head - 1) / 128;
         // SAFETY: as above. There is at least one block.
         unsafe {
-            asm!(
+            vector_asm!(
                 "vmovups ymm4, ymmword ptr [{from}]",
                 "vmovups ymm5, ymmword ptr [{from} + {bytes} - 128]",
                 "vmovups ymm6, ymmword ptr [{from} + {bytes} - 96]",
@@ -489,17 +502,13 @@ mod wide {
                 "vmovups ymmword ptr [{to} + {bytes} - 128], ymm5",
                 "vmovups ymmword ptr [{to} + {bytes} - 96], ymm6",
                 "vmovups ymmword ptr [{to} + {bytes} - 64], ymm7",
-                "vmovups ymmword ptr [{to} + {bytes} - 32], ymm8",
-                "vzeroupper",
+                "vmovups ymmword ptr [{to} + {bytes} - 32], ymm8";
                 from = in(reg) from,
                 next = inout(reg) from.wrapping_add(head) => _,
                 to = in(reg) to,
                 block = inout(reg) to.add(head) => _,
                 bytes = in(reg) bytes,
                 blocks = inout(reg) blocks => _,
-                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _, out("xmm8") _,
-                options(nostack),
             );
         }
     }
@@ -528,7 +537,7 @@ mod wide {
                 );
                 return Wide::<u64>::of(word).put(to.add(bytes - 8));
             }
-            asm!(
+            vector_asm!(
                 "vmovq xmm0, {word}",
                 "vpunpcklqdq xmm0, xmm0, xmm0",
                 "vinsertf128 ymm0, ymm0, xmm0, 1",
@@ -543,15 +552,12 @@ mod wide {
                 "add {block}, 64",
                 "cmp {block}, {last}",
                 "jb 2b",
-                "3:",
-                "vzeroupper",
+                "3:";
                 word = in(reg) word,
                 to = in(reg) to,
                 block = inout(reg) to.add(head) => _,
                 end = in(reg) to.add(bytes),
                 last = in(reg) to.add(bytes - 64),
-                out("xmm0") _,
-                options(nostack),
             );
         }
     }
