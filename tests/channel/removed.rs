@@ -2,6 +2,7 @@
 //! the device is closed.
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,7 @@ fn pulled_out<T: Send>(
     has_begun: impl Fn() -> bool + Send,
     wait: impl FnOnce() -> T + Send,
 ) -> (T, Duration) {
+    let (end, ends) = mpsc::channel::<()>();
     thread::scope(|threads| {
         let remover = threads.spawn(move || {
             let late = Instant::now() + LATE;
@@ -42,14 +44,32 @@ fn pulled_out<T: Send>(
             thread::sleep(SOON);
             let at = Instant::now();
             device.remove();
-            at
+            // Who waits still, and in which call of the kernel, before a deadline hides it.
+            let still =
+                (ends.recv_timeout(LATE) == Err(RecvTimeoutError::Timeout)).then(system_calls);
+            (at, still)
         });
         let result = wait();
         let ended = Instant::now();
-        let took = ended.saturating_duration_since(remover.join().unwrap());
-        assert!(took < LATE, "it ended after {took:?}");
+        drop(end);
+        let (at, still) = remover.join().unwrap();
+        let took = ended.saturating_duration_since(at);
+        assert!(still.is_none(), "it ended after {took:?}; when {LATE:?} had passed: {still:?}");
         (result, took)
     })
+}
+
+/// The system call of each thread, with its arguments in hexadecimal, and all files.
+fn system_calls() -> Vec<String> {
+    let folder = |path: &str| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let calls = folder("/proc/self/task").map(|task| {
+        let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
+        format!("{:?} {}", task.file_name(), call.trim())
+    });
+    let files = folder("/proc/self/fd").map(|file| {
+        format!("{:?} {:?}", file.file_name(), std::fs::read_link(file.path()).unwrap_or_default())
+    });
+    calls.chain(files).collect()
 }
 
 fn assert_gone(error: Error) {
