@@ -444,7 +444,7 @@ impl Rails {
         let Some(peer) = self.peers.get_mut(id) else { return Ok(()) };
         if let Some(stream) = peer.control.descriptor() {
             let (reads, writes) = (!peer.control.is_full(), peer.control.has_output());
-            // Its end would be reported over and over, and nobody looks.
+            // A peer that is held is not read, so epoll would report the end of its stream again and again.
             let interest = (!peer.is_held).then_some(Interest { reads, writes });
             let before = std::mem::replace(&mut peer.watched, interest);
             self.readiness.watch(id, stream, interest, before)?;

@@ -106,7 +106,7 @@ impl Transfer {
         self
     }
 
-    /// Checks it for the rails of this number, and a peer with so many devices.
+    /// Checks that our memory is of the rails with the number `rails`, and the peer's of a peer with `theirs` devices.
     pub(crate) fn check(&self, rails: u32, theirs: usize) -> Result<()> {
         let invalid = |text: String| Err(RailsError::InvalidInput(text));
         if self.parts.is_empty() {

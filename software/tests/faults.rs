@@ -216,7 +216,7 @@ fn no_errno_makes_a_success_of_what_was_not_done() {
     }
 }
 
-/// They would use memory, or a file, that is somebody else's by then.
+/// The program frees the memory of such a region, and closes the file of such a queue.
 #[test]
 fn regions_and_queues_whose_verb_fails_late_are_taken_back() {
     let device = Device::builder().network(&Network::new()).max_mr(1).build().unwrap();

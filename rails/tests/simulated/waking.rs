@@ -1,4 +1,4 @@
-//! What wakes a side that sleeps: a file that stays readable, and that nobody reads, would keep it awake.
+//! What wakes a side that sleeps. A file that nobody reads stays readable: it must not be among those that wake.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::BorrowedFd;

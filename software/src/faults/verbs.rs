@@ -107,9 +107,8 @@ pub enum Verb {
 pub enum When {
     /// Before it had any effect.
     Before,
-    /// After it has taken effect. A verb that creates leaves its object behind, which nobody can destroy, but for regions and
-    /// completion queues: they would use memory and files that the program frees. One that destroys has destroyed; a request
-    /// was posted.
+    /// After it has taken effect: the request was posted, or the object was destroyed. An object that was created stays, and nobody
+    /// can destroy it. A region or a completion queue does not stay, since the program frees its memory, or closes its file.
     After,
 }
 
