@@ -303,6 +303,7 @@ mod tests {
     /// Another process has the bells too, and may put them into sets of its own.
     #[test]
     fn paths_that_are_used_up_are_noticed() {
+        let _files = crate::link::no_process_starts();
         let wake_fd = WakeFd::new().unwrap();
         let bell = Bell::new().unwrap();
         wake_fd.add(&bell).unwrap();

@@ -144,7 +144,7 @@ fn own_address(number: u8) -> IpAddr {
 static STARTS_PROCESSES: RwLock<()> = RwLock::new(());
 
 #[cfg(test)]
-fn no_process_starts() -> RwLockReadGuard<'static, ()> {
+pub(crate) fn no_process_starts() -> RwLockReadGuard<'static, ()> {
     STARTS_PROCESSES.read().unwrap_or_else(PoisonError::into_inner)
 }
 

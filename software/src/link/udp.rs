@@ -408,6 +408,7 @@ mod tests {
         link.set_addresses(&[own_address(16)]).unwrap();
         assert!(link.send_rest() && link.waiting.is_empty());
 
+        let _files = no_process_starts();
         drop(link);
         let device = || Device::builder().address(from).through_kernel(true).build().unwrap();
         let ends: [fn(&Device); 2] =
