@@ -1,6 +1,12 @@
 //! Errors of the system, with their usual causes.
 
+use std::ffi::c_int;
 use std::{fmt, io};
+
+/// Whether no file, or no memory for one, is left: what could not be opened may exist.
+pub(crate) fn is_used_up(errno: c_int) -> bool {
+    matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
+}
 
 /// Says what could not be made, and the usual cause.
 pub(crate) fn explained(what: impl fmt::Display, error: &io::Error) -> io::Error {

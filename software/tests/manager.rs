@@ -402,8 +402,8 @@ fn a_port_that_is_taken_says_so_as_the_kernel_does() {
 
 /// The child's part of the next test: no other test opens or closes files of its process.
 #[test]
-fn binds_with_few_files() {
-    if !is_child("binds_with_few_files") {
+fn looks_with_few_files() {
+    if !is_child("looks_with_few_files") {
         return;
     }
     let device = Device::new().unwrap();
@@ -415,26 +415,35 @@ fn binds_with_few_files() {
     let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live structure.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut old) }, 0);
-    let bound = free.into_iter().map(|end| {
+    let with_few = |end: &c_int, call: Call| {
         let id = file.create(1);
-        let limit = libc::rlimit { rlim_cur: end as u64, ..old };
+        let limit = libc::rlimit { rlim_cur: *end as u64, ..old };
         // SAFETY: live structures.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
-        let bound = file.bind(id, "0.0.0.0:0".parse().unwrap());
+        let done = call(&file, id);
         // SAFETY: as above.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &old) }, 0);
         file.destroy(id).unwrap();
-        bound.map_err(|e| e.raw_os_error().unwrap())
-    });
-    let bound: Vec<_> = bound.collect();
-    let enough = bound.iter().position(Result::is_ok).expect("16 files are enough");
-    assert!(enough > 1 && bound[..enough].iter().all(|it| *it == Err(libc::EMFILE)), "{bound:?}");
+        done.map_err(|e| e.raw_os_error().unwrap())
+    };
+    type Call = fn(&File, u32) -> io::Result<()>;
+    let calls: [(Call, _); 3] = [
+        (|file, id| file.bind(id, "0.0.0.0:0".parse().unwrap()), Ok(())),
+        // No address of a machine, and one of this machine's that is no device's.
+        (|file, id| file.bind(id, "192.0.2.1:0".parse().unwrap()), Err(libc::EADDRNOTAVAIL)),
+        (|file, id| file.resolve(id, "127.9.8.7:1".parse().unwrap()), Ok(())),
+    ];
+    for (call, expected) in calls {
+        let done: Vec<_> = free.iter().map(|end| with_few(end, call)).collect();
+        let enough = done.iter().position(|it| *it == expected).expect("16 files are enough");
+        assert!(enough > 0 && done[..enough].iter().all(|it| *it == Err(libc::EMFILE)), "{done:?}");
+    }
     println!("had too few files");
 }
 
 #[test]
-fn who_has_no_file_left_is_not_told_that_no_port_is_free() {
-    let mut child = Process::run("binds_with_few_files", "127.0.0.1:1".parse().unwrap());
+fn who_has_no_file_left_is_told_so() {
+    let mut child = Process::run("looks_with_few_files", "127.0.0.1:1".parse().unwrap());
     child.wait_for("had too few files");
 }
 

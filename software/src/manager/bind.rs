@@ -145,7 +145,7 @@ impl Manager {
             let own = places.iter().find(|place| place.address == address.ip());
             let place = match own {
                 Some(own) => own,
-                None if is_of_machine(address.ip()) => {
+                None if is_of_machine(address.ip())? => {
                     is_named = true;
                     let fits = |place: &&Place| place.address.is_ipv4() == address.is_ipv4();
                     places.iter().find(fits).ok_or(libc::ENODEV)?
@@ -164,7 +164,11 @@ impl Manager {
     }
 
     /// An address of the machine may be no device's. The address of the device of the program that listens there.
-    pub(super) fn device_of_name(&self, id: &Id, to: SocketAddr) -> Option<IpAddr> {
+    ///
+    /// # Errors
+    ///
+    /// As [`names::find`].
+    pub(super) fn device_of_name(&self, id: &Id, to: SocketAddr) -> Result<Option<IpAddr>, c_int> {
         let service = |other: &&Id| {
             let is_here = |own: SocketAddr| own.ip() == to.ip() || own.ip().is_unspecified();
             other.state == State::Listening && other.source.is_some_and(is_here)
@@ -172,7 +176,7 @@ impl Manager {
         let fits = |place: &&Place| place.address.is_ipv4() == to.is_ipv4();
         if let Some(listener) = self.at_port(id.space, to.port()).find(service) {
             let own = listener.place.as_ref().filter(fits).map(|place| place.address);
-            return own.or_else(|| places().iter().find(fits).map(|place| place.address));
+            return Ok(own.or_else(|| places().iter().find(fits).map(|place| place.address)));
         }
         names::find((id.space, to.port()), Family::of(to.ip()))
     }
@@ -205,7 +209,7 @@ impl Manager {
         }
         let is_own = places.iter().any(|place| place.address == to.ip());
         let named =
-            if is_own || !is_of_machine(to.ip()) { None } else { self.device_of_name(id, to) };
+            if is_own || !is_of_machine(to.ip())? { None } else { self.device_of_name(id, to)? };
         let peer = named.unwrap_or(to.ip());
         if id.place.is_none() {
             let mut candidates = places.iter().filter(fits);

@@ -31,7 +31,8 @@ fn locked(device: &Arc<Shared>) -> (Locked<'_>, u64) {
 impl Manager {
     /// # Errors
     ///
-    /// `EINVAL`: the route is not resolved, or the private data is too long. `ENODEV`: the device is gone.
+    /// `EINVAL`: the route is not resolved, or the private data is too long. `ENODEV`: the device is gone. `EMFILE`, `ENFILE`,
+    /// `ENOMEM`: no file or memory is left to look for who listens; it can be called again.
     pub(super) fn connect(&self, id: &mut Id, parameters: &Parameters<'_>) -> Result<(), c_int> {
         if id.state != State::Routed || !parameters.is_valid {
             return Err(libc::EINVAL);
@@ -43,9 +44,9 @@ impl Manager {
         let size = if id.is_datagram() { 216 } else { 92 };
         data[..IpHeader::SIZE].copy_from_slice(&header);
         fill(&mut data[IpHeader::SIZE..size], parameters.data)?;
-        if id.peer == Some(to.ip()) && is_of_machine(to.ip()) && !is_of_a_device(to.ip()) {
+        if id.peer == Some(to.ip()) && is_of_machine(to.ip())? && !is_of_a_device(to.ip())? {
             // No device answers there. A listener may have come since.
-            let Some(found) = self.device_of_name(id, to) else {
+            let Some(found) = self.device_of_name(id, to)? else {
                 id.state = State::Over;
                 if id.is_datagram() {
                     id.tell(Kind::Unreachable, status::UNSUPPORTED.into());

@@ -18,6 +18,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use crate::causes::is_used_up;
 use crate::link::unix_sockets::{self, UnixSocket};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,14 +119,24 @@ pub(super) fn share(port: (u16, u16), family: Family) -> Result<Claim, c_int> {
 }
 
 /// The address of the device of the process that has a port of the machine alone.
-pub(super) fn find(port: (u16, u16), family: Family) -> Option<IpAddr> {
-    let name = name(port, family);
-    let all = named("ibverbs-cm/").ok()?;
+///
+/// # Errors
+///
+/// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOBUFS`: no file or memory is left to look for it.
+pub(super) fn find(port: (u16, u16), family: Family) -> Result<Option<IpAddr>, c_int> {
+    match named("ibverbs-cm/") {
+        Ok(all) => Ok(owner(&all, &name(port, family)).filter(|it| Family::of(*it) == family)),
+        Err(errno) if is_used_up(errno) => Err(errno),
+        // The kernel has no list of sockets.
+        Err(_) => Ok(None),
+    }
+}
+
+fn owner(all: &[UnixSocket], name: &str) -> Option<IpAddr> {
     let peer = all.iter().find(|socket| socket.name == name.as_bytes())?.peer?;
     let device = all.iter().find(|socket| socket.inode == peer)?;
     let text = std::str::from_utf8(&device.name).ok()?.strip_prefix("ibverbs-cm/device/")?;
-    let address: IpAddr = text.split('/').next()?.parse().ok()?;
-    (Family::of(address) == family).then_some(address)
+    text.split('/').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -139,37 +150,40 @@ mod tests {
 
     #[test]
     fn a_name_is_one_process_and_says_where_the_device_is() {
+        let _files = crate::link::no_process_starts();
         let port = free_port();
         let here = [IpAddr::from([127, 3, 2, 1]), "fd00::1".parse().unwrap()];
         for address in here {
             let family = Family::of(address);
-            assert_eq!(find(port, family), None);
+            assert_eq!(find(port, family), Ok(None));
             let taken = take(port, family, Some(address)).unwrap();
-            assert_eq!(find(port, family), Some(address));
-            assert_eq!(find((port.0, port.1.wrapping_add(1)), family), None);
+            assert_eq!(find(port, family), Ok(Some(address)));
+            assert_eq!(find((port.0, port.1.wrapping_add(1)), family), Ok(None));
             assert_eq!(take(port, family, None).err(), Some(libc::EADDRINUSE));
             assert_eq!(share(port, family).err(), Some(libc::EADDRINUSE));
             drop(taken);
-            assert_eq!(find(port, family), None);
+            assert_eq!(find(port, family), Ok(None));
         }
     }
 
     /// A stranger can take any other name, and connect to the sockets of others: no client follows that.
     #[test]
     fn clients_come_to_the_owner_of_the_port_alone() {
+        let _files = crate::link::no_process_starts();
         let (port, family) = (free_port(), Family::Ipv4);
         let own = IpAddr::from([127, 3, 2, 1]);
-        let strange = bind("ibverbs-cm/device/127.6.6.6/1.1/1").unwrap();
-        strange.connect_addr(&address("ibverbs-cm/device/127.6.6.6/1.1/1").unwrap()).unwrap();
+        let at = another("ibverbs-cm/device/127.6.6.6");
+        let strange = bind(&at).unwrap();
+        strange.connect_addr(&address(&at).unwrap()).unwrap();
         let taken = take(port, family, Some(own)).unwrap();
         let _near = bind(&format!("{}/127.6.6.6", name(port, family))).unwrap();
         let _old = bind(&format!("ibverbs-cm/{:04x}/{}/127.6.6.6", port.0, port.1)).unwrap();
         let to = address(&name(port, family)).unwrap();
         // The owner's socket is connected elsewhere, and takes nothing.
         assert!(strange.connect_addr(&to).is_err());
-        assert_eq!(find(port, family), Some(own));
+        assert_eq!(find(port, family), Ok(Some(own)));
         drop(taken);
-        assert_eq!(find(port, family), None);
+        assert_eq!(find(port, family), Ok(None));
     }
 
     /// Its owner closes what is sent there, and the closing of a file may wait.
@@ -184,6 +198,7 @@ mod tests {
 
     #[test]
     fn a_port_is_shared_until_one_has_it_alone() {
+        let _files = crate::link::no_process_starts();
         let (port, family) = (free_port(), Family::Ipv6);
         let (one, two) = (share(port, family).unwrap(), share(port, family).unwrap());
         // The manager compares the listeners of this process.

@@ -1,8 +1,11 @@
 //! The registered devices, and where each of their addresses is.
 
+use std::ffi::c_int;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::causes::is_used_up;
 use crate::driver::Shared;
 use crate::wire::PORT;
 
@@ -70,14 +73,34 @@ pub(super) fn places() -> Vec<Place> {
     devices().iter().flat_map(places_of).collect()
 }
 
+/// `None`: there is no such file.
+///
+/// # Errors
+///
+/// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOBUFS`: there may be one, but nothing is left to open it with.
+fn found<T>(file: io::Result<T>) -> Result<Option<T>, c_int> {
+    match file {
+        Ok(file) => Ok(Some(file)),
+        Err(e) => e.raw_os_error().filter(|errno| is_used_up(*errno)).map_or(Ok(None), Err),
+    }
+}
+
 /// Whether an address is one of this machine's.
-pub(super) fn is_of_machine(address: IpAddr) -> bool {
-    address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
+///
+/// # Errors
+///
+/// As [`found`].
+pub(super) fn is_of_machine(address: IpAddr) -> Result<bool, c_int> {
+    Ok(address.is_loopback() || found(UdpSocket::bind((address, 0)))?.is_some())
 }
 
 /// Whether a device of any process of this machine has the address. Trying to bind to it could be in the way of a process that
 /// binds to it.
-pub(super) fn is_of_a_device(address: IpAddr) -> bool {
+///
+/// # Errors
+///
+/// As [`found`].
+pub(super) fn is_of_a_device(address: IpAddr) -> Result<bool, c_int> {
     let (file, name) = match address {
         IpAddr::V4(v4) => ("/proc/net/udp", format!("{:08X}", u32::from_ne_bytes(v4.octets()))),
         IpAddr::V6(v6) => {
@@ -90,8 +113,8 @@ pub(super) fn is_of_a_device(address: IpAddr) -> bool {
         }
     };
     let name = format!(" {name}:{PORT:04X} ");
-    places().iter().any(|place| place.address == address)
-        || std::fs::read_to_string(file).is_ok_and(|all| all.contains(&name))
+    Ok(places().iter().any(|place| place.address == address)
+        || found(std::fs::read_to_string(file))?.is_some_and(|all| all.contains(&name)))
 }
 
 /// The address from which the machine would send to another.
@@ -112,12 +135,12 @@ mod tests {
         for address in ["127.9.7.5", "::1"] {
             let address: IpAddr = address.parse().unwrap();
             let Ok(socket) = UdpSocket::bind((address, PORT)) else {
-                assert!(is_of_a_device(address), "another process has it");
+                assert!(is_of_a_device(address).unwrap(), "another process has it");
                 continue;
             };
-            assert!(is_of_a_device(address));
+            assert!(is_of_a_device(address).unwrap());
             drop(socket);
         }
-        assert!(!is_of_a_device("127.9.7.6".parse().unwrap()));
+        assert_eq!(is_of_a_device("127.9.7.6".parse().unwrap()), Ok(false));
     }
 }
