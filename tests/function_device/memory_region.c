@@ -213,6 +213,8 @@ static int rereg_mr(struct verbs_mr *vmr, int flags, struct ibv_pd *pd, void *ad
 	int error = device_admit(dev, DEVICE_rereg_mr);
 	if (!error && flags & IBV_REREG_MR_CHANGE_ACCESS)
 		error = check_access(dev, access);
+	if (!error && flags & IBV_REREG_MR_CHANGE_TRANSLATION && length > dev->opt.max_mr_size)
+		error = EINVAL;
 	if (!error) {
 		check_outstanding(dev, mr->key,
 				  "a region changed under an outstanding work request");

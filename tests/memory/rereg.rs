@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ibverbs::memory::{RawMemoryRegion, ReregisteredState, Reregistration};
 use ibverbs::*;
-use ibverbs_function_device::{FunctionDevice, Kind};
+use ibverbs_function_device::{Builder, FunctionDevice, Kind};
 
 use crate::{PAGE, shared_file};
 
@@ -88,7 +88,7 @@ fn a_failed_rereg_says_what_became_of_the_region() {
 
 #[test]
 fn rereg_moves_a_raw_region_to_other_memory() {
-    let device = FunctionDevice::model();
+    let device = Builder::model().limits(|limits| limits.max_mr_size = 100).build();
     let context = device.context();
     let domain = context.alloc_pd().unwrap();
     let (mut old, mut new) = (vec![1_u8; 100], vec![2_u8; 50]);
@@ -111,6 +111,8 @@ fn rereg_moves_a_raw_region_to_other_memory() {
         let error = region.rereg_memory(from, 100, Reregistration::new()).unwrap_err();
         assert_eq!(error.state, ReregisteredState::Lost);
         assert_eq!((region.as_ptr(), region.len()), (to, 50));
+        let error = region.rereg_memory(from, 101, Reregistration::new()).unwrap_err();
+        assert!(error.to_string().contains("is 101, and must be within 1..=100"), "{error}");
     }
     drop((old, new));
 }

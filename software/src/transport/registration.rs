@@ -28,12 +28,7 @@ impl Engine {
         access: u32,
     ) -> Result<u32, c_int> {
         check_access(access)?;
-        // A region of all memory is an implicit one.
-        let is_implicit = backing == Backing::OnDemand(0) && length == u64::MAX;
-        check_range(backing, length, iova)?;
-        if length > self.core.settings.max_mr_size && !is_implicit {
-            return Err(libc::EINVAL);
-        }
+        self.check_range(backing, length, iova)?;
         let registered = self.core.registered.saturating_add(backing.pinned(length));
         let regions = self.core.keys.0.len() - self.core.windows as usize;
         let settings = &self.core.settings;
@@ -88,6 +83,21 @@ impl Engine {
         Ok(())
     }
 
+    /// Refuses a range that is longer than a region may be, or wraps around the end of the address space.
+    fn check_range(&self, backing: Backing, length: u64, iova: u64) -> Result<(), c_int> {
+        let start = match backing {
+            Backing::Memory(start)
+            | Backing::OnDemand(start)
+            | Backing::Device { address: start, .. } => start,
+            Backing::Null => 0,
+        };
+        // A region of all memory is an implicit one.
+        let is_implicit = backing == Backing::OnDemand(0) && length == u64::MAX;
+        let is_too_long = length > self.core.settings.max_mr_size && !is_implicit;
+        let ends = (start.checked_add(length), iova.checked_add(length));
+        if is_too_long || ends.0.is_none() || ends.1.is_none() { Err(libc::EINVAL) } else { Ok(()) }
+    }
+
     /// `ibv_rereg_mr`: changes the parts of a region for which an argument is given. Its key stays the same.
     pub(crate) fn reregister(
         &mut self,
@@ -110,7 +120,7 @@ impl Engine {
             _ => Backing::OnDemand(start),
         };
         if let Some((start, length)) = range {
-            check_range(backing(start), length, start)?;
+            self.check_range(backing(start), length, start)?;
         }
         let old_pd = old.pd;
         let mut registered = self.core.registered;
@@ -169,16 +179,4 @@ fn check_access(access: u32) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     Ok(())
-}
-
-/// Refuses a range that wraps around the end of the address space.
-fn check_range(backing: Backing, length: u64, iova: u64) -> Result<(), c_int> {
-    let start = match backing {
-        Backing::Memory(start)
-        | Backing::OnDemand(start)
-        | Backing::Device { address: start, .. } => start,
-        Backing::Null => 0,
-    };
-    let ends = (start.checked_add(length), iova.checked_add(length));
-    if ends.0.is_none() || ends.1.is_none() { Err(libc::EINVAL) } else { Ok(()) }
 }

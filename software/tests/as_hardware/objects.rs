@@ -162,6 +162,25 @@ fn a_queue_pair_has_what_the_device_offers_and_no_more() {
 }
 
 #[test]
+fn a_region_is_not_longer_than_the_device_offers() {
+    let device = Device::builder().network(&Network::new()).max_mr_size(64).build().unwrap();
+    let context = device.open().unwrap();
+    let domain = context.alloc_pd().unwrap();
+    let mut memory = [0_u8; 65];
+    let start = memory.as_mut_ptr().cast();
+    let change = ffi::ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_TRANSLATION.0 as i32;
+    // SAFETY: the memory lives longer than the regions.
+    unsafe {
+        assert!(ffi::ibv_reg_mr(domain.as_raw(), start, 65, 0).is_null());
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        let mr = ffi::ibv_reg_mr(domain.as_raw(), start, 64, 0);
+        assert_ne!(ffi::ibv_rereg_mr(mr, change, null_mut(), start, 65, 0), 0);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(ffi::ibv_dereg_mr(mr), 0);
+    }
+}
+
+#[test]
 fn only_unknown_rights_that_are_not_optional_are_refused() {
     let context = Network::new().device().unwrap().open().unwrap();
     let domain = context.alloc_pd().unwrap();

@@ -32,13 +32,7 @@ pub(super) unsafe fn register(
         let raw = ffi::ibv_reg_mr_iova2(domain.as_raw(), address, bytes, iova, access);
         Handle::new(verb, raw)
     };
-    registered.map_err(|error| {
-        let refusal = || match error.raw_os_error() {
-            Some(libc::ENOMEM) => PinnedMemory::refusal(verb, domain, bytes),
-            _ => None,
-        };
-        too_long(verb, domain, bytes).or_else(refusal).unwrap_or(error)
-    })
+    registered.map_err(|error| explained(error, verb, domain, bytes))
 }
 
 /// The region must be of this domain.
@@ -72,11 +66,22 @@ pub(super) unsafe fn adopt(
     }
 }
 
+/// Names the limit that `bytes` of memory exceed, if it is known.
 #[cold]
-fn too_long(verb: &'static str, domain: &ProtectionDomain<'_>, bytes: usize) -> Option<Error> {
-    let longest = domain.context().query_device().ok()?.max_mr_size();
-    let (what, bytes) = ("the region's length in bytes", bytes as u64);
-    (bytes > longest).then(|| Error::out_of_range(verb, what, bytes, 1, longest))
+fn explained(
+    error: Error,
+    verb: &'static str,
+    domain: &ProtectionDomain<'_>,
+    bytes: usize,
+) -> Error {
+    let longest = domain.context().query_device().map_or(u64::MAX, |it| it.max_mr_size());
+    if bytes as u64 > longest {
+        return Error::out_of_range(verb, "the region's length in bytes", bytes as u64, 1, longest);
+    }
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => PinnedMemory::refusal(verb, domain, bytes).unwrap_or(error),
+        _ => error,
+    }
 }
 
 /// The changes that `rereg` makes to a region: its access, its protection domain, or both.
@@ -263,7 +268,10 @@ pub(super) unsafe fn reregister<'pd>(
     mr_tracker::add(region.as_ptr());
     let result = match returned {
         0 => Ok(()),
-        n => Err(ReregisterError::from_c(n, errno)),
+        n => {
+            let failed = ReregisterError::from_c(n, errno);
+            Err(ReregisterError { error: explained(failed.error, VERB, domain, bytes), ..failed })
+        }
     };
     if !matches!(result, Err(e) if e.state != ReregisteredState::Changed) {
         *domain = change.domain.unwrap_or_else(|| domain.clone());
