@@ -26,7 +26,7 @@ fn channels<'a>(
     other: &'a ProtectionDomain<'a>,
 ) -> [Channel<'a>; 2] {
     let prepare = |domain: &'a ProtectionDomain<'a>| {
-        let timeout = AckTimeout::from_duration(Duration::from_millis(20)).unwrap();
+        let timeout = AckTimeout::from_duration(Duration::from_millis(100)).unwrap();
         let builder = ChannelBuilder::new(domain).ack_timeout(timeout);
         builder.max_ack_retries(MaxAckRetries::new(2).unwrap()).build().unwrap()
     };

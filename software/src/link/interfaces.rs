@@ -149,6 +149,10 @@ mod tests {
         // SAFETY: the name is a string.
         let lo = unsafe { libc::if_nametoindex(c"lo".as_ptr()) };
         for address in ["127.0.0.1", "127.7.7.7", "::1"] {
+            if std::net::UdpSocket::bind((address, 0)).is_err() {
+                eprintln!("NOT CHECKED: this machine has no {address}");
+                continue;
+            }
             for _ in 0..2 {
                 assert_eq!(interface_of(address.parse().unwrap()), lo, "{address}");
             }

@@ -130,12 +130,12 @@ pub(crate) trait Clock: Debug + Send + Sync {
     }
 }
 
-/// An address of this machine that no test of another process has, for each number below 64. No two tests name the same
-/// number.
+/// An address of this machine that no test of another process has, for each number below 128. No two tests name the same
+/// number; those of neighbours have the upper half.
 #[cfg(test)]
 fn own_address(number: u8) -> IpAddr {
     let [_, _, c, d] = std::process::id().to_be_bytes();
-    IpAddr::from([127, 192 + number, c, d])
+    IpAddr::from([127, 128 + number, c, d])
 }
 
 /// Between its fork and its `exec`, a new process has a copy of every file of this one: what a test closes meanwhile is

@@ -346,8 +346,12 @@ mod tests {
     use crate::files::{wait, wait_for};
     use crate::link::receive::Receiver;
     use crate::link::udp::UdpLink;
-    use crate::link::{LITTLE_ROOM, Link, MUCH_ROOM, no_process_starts, own_address};
+    use crate::link::{self, LITTLE_ROOM, Link, MUCH_ROOM, no_process_starts};
     use crate::wire::PORT;
+
+    fn own_address(number: u8) -> IpAddr {
+        link::own_address(64 + number)
+    }
 
     fn link(address: u8, through_kernel: bool) -> UdpLink {
         UdpLink::new(&[own_address(address)], through_kernel).unwrap()

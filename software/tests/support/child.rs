@@ -44,12 +44,14 @@ impl Process {
     }
 
     /// SIGKILL, at once.
+    #[allow(dead_code, reason = "not every program needs it")]
     pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 
     /// Waits for a line of the child that contains `text`.
+    #[allow(dead_code, reason = "not every program needs it")]
     pub(crate) fn wait_for(&mut self, text: &str) {
         let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
         let mut lines = lines.map(|line| line.expect("the child's output"));
@@ -72,6 +74,13 @@ pub(crate) fn is_child(part: &str) -> bool {
 /// The address of the parent's listener.
 pub(crate) fn parent() -> SocketAddr {
     std::env::var(ADDRESS).unwrap().parse().unwrap()
+}
+
+/// The number of rings of packets that a process has in its memory.
+#[allow(dead_code, reason = "not every program needs it")]
+pub(crate) fn rings_of(process: u32) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    maps.lines().filter(|line| line.contains("/memfd:ibverbs-software")).count()
 }
 
 /// The memory that this process shares with others, mapped a second time for good: where each ring begins.

@@ -18,7 +18,7 @@ use crate::link::namespace::{Namespace, namespace};
 use crate::wire::Packet;
 
 /// How long to wait before connecting again to a listener that was not there, or stayed closed.
-const AGAIN: Duration = Duration::from_millis(500);
+const AGAIN: Duration = if cfg!(test) { PATIENCE } else { Duration::from_millis(500) };
 
 /// How often to look whether a process that does not read is still there.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
