@@ -136,8 +136,10 @@ fn a_task_notices_that_the_peer_is_gone() {
     let [one, other] = [(); 2].map(|()| Side::new(Device::new().unwrap()));
     let reactors = [&one, &other].map(|side| Arc::new(Reactor::new(&side.context, 256).unwrap()));
     runtime.block_on(async {
-        let ours = reactors[0].prepare(one.builder()).unwrap();
-        let theirs = reactors[1].prepare(other.builder()).unwrap();
+        // Both have threads, which may wait for a processor.
+        let builder = |side: &Side| side.builder().ack_timeout(AckTimeout::new(16).unwrap());
+        let ours = reactors[0].prepare(builder(&one)).unwrap();
+        let theirs = reactors[1].prepare(builder(&other)).unwrap();
         let endpoints = (ours.endpoint(), theirs.endpoint());
         let ours = Arc::new(ours.handshake(endpoints.1).unwrap());
         let theirs = theirs.handshake(endpoints.0).unwrap();
