@@ -4,7 +4,7 @@
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use ibverbs_stream::{Hub, Listener, Stream, tokio as tasks};
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Host, MANAGED, PATIENCE, managed_hub, soon};
+use super::{Host, MANAGED, PATIENCE, managed_hub, rings, soon};
 
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
@@ -147,24 +147,36 @@ fn tasks_notice_peers_that_are_gone_at_any_byte_of_the_exchange() {
 /// This process is the one that is killed, in this role.
 const VICTIM: &str = "IBVERBS_STREAM_HANDSHAKE_VICTIM";
 
+/// Where it begins with a stream.
+const BEGINS_AT: &str = "IBVERBS_STREAM_HANDSHAKE_BEGINS_AT";
+
 /// Another process, which is killed.
 struct Victim(Child);
 
 impl Victim {
-    /// Starts it, and returns what it says when it is where it is to be killed.
-    fn start(role: &str) -> (Self, String) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+    /// Starts it, and returns what it says when it is where it is to be killed. Its device and that of this process share their rings
+    /// by then.
+    fn start(hub: &Hub, role: &str) -> (Self, String) {
+        let listener = Listener::bind_rdmacm(hub, (MANAGED.address(), 0).into()).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "handshakes::who_is_killed_while_the_manager_connects_is_noticed"])
             .arg("--nocapture")
             .env(VICTIM, role)
+            .env(BEGINS_AT, listener.local_addr().unwrap().to_string())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut victim = Self(child);
+        listener.set_deadline(Some(soon()));
+        let mut stream = listener.accept().unwrap().0;
+        rings::wait_until_shared(&mut stream, victim.0.id());
+        drop(stream);
+        until_empty(hub);
+        let mut lines = BufReader::new(victim.0.stdout.take().unwrap()).lines().map(Result::unwrap);
         let said = lines.find_map(|line| Some(line.strip_prefix("is at ")?.to_owned()));
         // The rest of its output goes nowhere.
         thread::spawn(move || lines.for_each(drop));
-        (Self(child), said.expect("the other process has ended"))
+        (victim, said.expect("the other process has ended"))
     }
 
     fn kill(&mut self) {
@@ -182,6 +194,8 @@ impl Drop for Victim {
 
 fn is_killed_as(role: &str) {
     let hub = managed_hub(8);
+    let begins_at = std::env::var(BEGINS_AT).unwrap();
+    rings::echo(&mut Stream::connect_rdmacm(&hub, begins_at, soon()).unwrap());
     let kept: Box<dyn std::any::Any> = match role.split_once(' ') {
         // A client that has asked, or has connected and said nothing.
         Some((step, to)) => {
@@ -216,6 +230,9 @@ fn is_killed_as(role: &str) {
     drop(kept);
 }
 
+/// Accepts a client before this time, says that it has, and reads until the stream ends.
+type Accepts = Box<dyn Fn(Instant, &mpsc::Sender<()>) -> io::Result<()>>;
+
 #[test]
 fn who_is_killed_while_the_manager_connects_is_noticed() {
     if let Ok(role) = std::env::var(VICTIM) {
@@ -225,7 +242,7 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
     let runtime = runtime();
     // The server, when nobody was answered, and when it has accepted.
     for role in ["listens", "accepts"] {
-        let (mut server, at) = Victim::start(role);
+        let (mut server, at) = Victim::start(&hub, role);
         let at: SocketAddr = at.parse().unwrap();
         thread::scope(|threads| {
             // A task has the connection manager's own deadline, or that which it gives itself.
@@ -255,15 +272,16 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
     for by_tasks in [false, true] {
         for step in ["asked", "connected"] {
             let at = (MANAGED.address(), 0).into();
-            let accepts: Box<dyn Fn(Instant) -> io::Result<()> + Send>;
+            let accepts: Accepts;
             let to = if by_tasks {
                 let listener = runtime.block_on(async { tasks::Listener::bind_rdmacm(&hub, at) });
                 let listener = listener.unwrap();
                 let (to, runtime) = (listener.local_addr().unwrap(), runtime.handle().clone());
-                accepts = Box::new(move |until| {
+                accepts = Box::new(move |until, has_accepted: &mpsc::Sender<()>| {
                     runtime.block_on(async {
                         let accepted = tokio::time::timeout_at(until.into(), listener.accept());
                         let accepted = accepted.await.map_err(|_| ErrorKind::WouldBlock)??;
+                        let _ = has_accepted.send(());
                         ends_for_a_task(Ok(accepted.0)).await;
                         Ok(())
                     })
@@ -272,19 +290,23 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
             } else {
                 let listener = Listener::bind_rdmacm(&hub, at).unwrap();
                 let to = listener.local_addr().unwrap();
-                accepts = Box::new(move |until| {
+                accepts = Box::new(move |until, has_accepted: &mpsc::Sender<()>| {
                     listener.set_deadline(Some(until));
-                    ends(Ok(listener.accept()?.0));
+                    let accepted = listener.accept()?.0;
+                    let _ = has_accepted.send(());
+                    ends(Ok(accepted));
                     Ok(())
                 });
                 to
             };
-            let (mut client, _) = Victim::start(&format!("{step} {to}"));
+            let (mut client, _) = Victim::start(&hub, &format!("{step} {to}"));
             thread::scope(|threads| {
+                let (has_accepted, accepted) = mpsc::channel();
                 let killed = threads.spawn(move || {
                     if step == "connected" {
-                        // The server accepts the client meanwhile.
-                        thread::sleep(Duration::from_millis(50));
+                        let _ = accepted.recv();
+                        // The server reads meanwhile, or soon.
+                        thread::sleep(Duration::from_millis(20));
                     }
                     client.kill();
                 });
@@ -294,7 +316,7 @@ fn who_is_killed_while_the_manager_connects_is_noticed() {
                 let until = soon();
                 loop {
                     assert!(Instant::now() < until, "{hub:?}");
-                    match accepts(Instant::now() + Duration::from_millis(10)) {
+                    match accepts(Instant::now() + Duration::from_millis(10), &has_accepted) {
                         Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
                         Ok(()) => break,
                     }

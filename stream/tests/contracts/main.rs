@@ -9,6 +9,8 @@ mod listeners;
 mod orders;
 mod owned;
 mod promises;
+#[path = "../support/rings.rs"]
+mod rings;
 mod stopped;
 mod tasks;
 mod threads;
