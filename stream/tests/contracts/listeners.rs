@@ -194,6 +194,7 @@ fn clients_that_go_no_further_hear_that_others_have_waited() {
             client.write_all(word.as_bytes()).unwrap();
             client
         };
+        let begun = Instant::now();
         let mut stuck: Vec<_> = (0..256).map(connect).collect();
         thread::scope(|scope| {
             let connects = scope.spawn(|| Stream::connect(&hosts[1].hub, address, soon()).unwrap());
@@ -209,7 +210,9 @@ fn clients_that_go_no_further_hear_that_others_have_waited() {
         stuck[0].read_exact(&mut heard).unwrap();
         assert_eq!(&heard, b"ibvSslow");
         let refused = hosts[0].hub.stats().refused;
-        assert!(if by_tasks { refused > 0 } else { refused == 1 }, "{refused}");
+        // All of them are given up after ten seconds.
+        let is_late = begun.elapsed() >= Duration::from_secs(10);
+        assert!(if by_tasks || is_late { refused > 0 } else { refused == 1 }, "{refused}");
     }
 }
 
