@@ -11,6 +11,15 @@ use ibverbs_function_device::FunctionDevice;
 
 use super::{LATE, SOON, completion, ids};
 
+/// Waits until the device was called so often.
+fn wait_for_calls(device: &FunctionDevice, verb: &str, times: u64) {
+    let end = Instant::now() + LATE;
+    while device.calls(verb) < times {
+        assert!(Instant::now() < end, "{} of {times} calls of {verb}", device.calls(verb));
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn waiting_takes_what_is_there_or_sleeps_until_it_comes() {
     let device = FunctionDevice::model();
@@ -57,7 +66,7 @@ fn a_queue_is_armed_once_per_event() {
     // The event of that completion is still unread, and the queue not armed.
     thread::scope(|scope| {
         scope.spawn(|| {
-            thread::sleep(SOON);
+            wait_for_calls(&device, "req_notify_cq", 2);
             device.inject(queue.as_raw(), &completion(2));
         });
         assert_eq!(ids(queue.wait_until(&mut room, Instant::now() + LATE).unwrap()), [2]);
@@ -142,7 +151,8 @@ fn a_solicited_wait_sleeps_through_the_rest() {
 
     thread::scope(|scope| {
         scope.spawn(|| {
-            thread::sleep(SOON);
+            // One before the queue is armed, and one after.
+            wait_for_calls(&device, "poll_cq", 2);
             // SAFETY: as above.
             unsafe { pair.post_send(&region, ..1, 0).unwrap() };
             device.run();
