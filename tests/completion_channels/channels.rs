@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ibverbs::{CompletionChannel, CompletionQueue, ErrorKind, WorkCompletion, ffi};
 use ibverbs_function_device::FunctionDevice;
@@ -60,15 +60,20 @@ fn each_event_goes_to_one_thread() {
     let context = device.context();
     let channel = CompletionChannel::new(&context).unwrap();
     let queue = CompletionQueue::builder(&context, 16).channel(&channel).build().unwrap();
-    let taken = AtomicU64::new(0);
+    let (taken, end) = (AtomicU64::new(0), Instant::now() + LATE);
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 loop {
-                    match channel.wait_until(Instant::now() + Duration::from_millis(500)) {
-                        Ok(_) => taken.fetch_add(1, Ordering::Relaxed),
-                        Err(error) => break assert_eq!(error.kind(), ErrorKind::TimedOut),
-                    };
+                    match channel.wait_until(Instant::now() + SOON) {
+                        Ok(_) => _ = taken.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::TimedOut);
+                            if taken.load(Ordering::Relaxed) >= EVENTS || Instant::now() > end {
+                                break;
+                            }
+                        }
+                    }
                 }
             });
         }
