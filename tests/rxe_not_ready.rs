@@ -7,6 +7,7 @@ mod figures;
 mod vm;
 
 use std::collections::VecDeque;
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -143,13 +144,15 @@ fn late(
     for (index, number) in source.iter_mut().enumerate() {
         *number = 3 + index as u64;
     }
-    let deadline = Instant::now() + PATIENCE;
+    let (deadline, begun) = (Instant::now() + PATIENCE, Barrier::new(2));
     thread::scope(|threads| {
         let sending = threads.spawn(|| {
             let start = Instant::now();
+            begun.wait();
             one.until(deadline).send(source.slice(..).unwrap()).unwrap();
             start.elapsed()
         });
+        begun.wait();
         thread::sleep(late);
         two.until(deadline).receive(sink.slice_mut(..).unwrap()).unwrap();
         assert!(sink.iter().copied().eq(3..1003));

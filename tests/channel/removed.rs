@@ -284,9 +284,14 @@ fn buffers_stay_lent() {
 fn what_is_flushed_ends_at_once() {
     let mut pair = Pair::new();
     let mut region = pair.region(8, 0);
-    let device = pair.device.clone();
+    let (device, number) = (pair.device.clone(), pair.one.number());
     thread::scope(|threads| {
         threads.spawn(|| {
+            let late = Instant::now() + LATE;
+            while device.outstanding(number) == (0, 0) {
+                assert!(Instant::now() < late, "the receive is not posted");
+                thread::sleep(Duration::from_millis(1));
+            }
             thread::sleep(SOON);
             device.kill();
         });
