@@ -60,31 +60,39 @@ fn a_peer_that_ends_in_the_middle_is_told_from_one_that_is_silent() {
 fn a_peer_that_drips_does_not_get_more_time() {
     let rig = Rig::new();
     let (greeting, _) = recorded(&rig);
-    let drips = |mut client: TcpStream| {
-        let mut bytes = greeting.iter().copied();
-        move || {
-            bytes.by_ref().try_for_each(|byte| {
-                thread::sleep(Duration::from_millis(20));
-                client.write_all(&[byte]).ok()
+    // Whether the time was over before all had dripped.
+    let is_late = |client: TcpStream, accept: &mut dyn FnMut() -> ExchangeError| {
+        thread::scope(|threads| {
+            let dripping = threads.spawn(|| {
+                greeting.iter().try_for_each(|&byte| {
+                    thread::sleep(Duration::from_millis(20));
+                    (&client).write_all(&[byte])
+                })
             });
+            let start = Instant::now();
+            let reason = accept();
+            assert!(matches!(reason, ExchangeError::TimedOut(_)), "{reason}");
+            assert!(start.elapsed() >= Duration::from_millis(100));
+            dripping.join().unwrap().is_err()
+        })
+    };
+    // Who begins to accept when all has dripped tries again.
+    let end = Instant::now() + Duration::from_secs(60);
+    for listens in [false, true] {
+        while !{
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            is_late(client, &mut || {
+                if listens {
+                    return error(rig.prepared().accept(&listener, b"", at_once()));
+                }
+                let mut server = listener.accept().unwrap().0;
+                error(rig.prepared().accept_over(&mut server, b"", at_once()))
+            })
+        } {
+            assert!(Instant::now() < end, "it had the time to send all");
         }
-    };
-    let late = |reason: ExchangeError, start: Instant| {
-        assert!(matches!(reason, ExchangeError::TimedOut(_)), "{reason}");
-        assert!(start.elapsed() >= Duration::from_millis(100));
-    };
-    thread::scope(|threads| {
-        let (client, mut server) = tcp_pair();
-        threads.spawn(drips(client));
-        let start = Instant::now();
-        late(error(rig.prepared().accept_over(&mut server, b"", at_once())), start);
-        drop(server);
-
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        threads.spawn(drips(TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
-        let start = Instant::now();
-        late(error(rig.prepared().accept(&listener, b"", at_once())), start);
-    });
+    }
     rig.assert_nothing_left();
 }
 

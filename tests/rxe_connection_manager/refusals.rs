@@ -173,7 +173,7 @@ fn deadlines_end_every_step_and_leave_nothing() {
     within(start);
     // No route leads to this network.
     let error =
-        Route::resolve("203.0.113.1:7471".parse().unwrap(), Instant::now() + short).unwrap_err();
+        Route::resolve("203.0.113.1:7471".parse().unwrap(), Instant::now() + TIME).unwrap_err();
     // A device of software asks the machine, which may have one that leads to no device.
     let software = crate::vm::software().is_some() && error.kind() == ErrorKind::NotFound;
     assert!(software || error.kind() == ErrorKind::Unreachable, "{error}");
