@@ -154,7 +154,7 @@ fn a_debug_build_says_that_no_one_drives_a_reactor() {
         drop(receive);
         return rig.finish();
     }
-    let of = [("none", 1), ("dropped", 1), ("sleeps", 0), ("turns", 0)].map(|(case, says)| {
+    let spawn = |case| {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args([
             "--exact",
@@ -162,12 +162,22 @@ fn a_debug_build_says_that_no_one_drives_a_reactor() {
             "driving::a_debug_build_says_that_no_one_drives_a_reactor",
         ]);
         let child = child.env("IBVERBS_TEST_DRIVES", case).stderr(Stdio::piped());
-        (case, says, child.stdout(Stdio::null()).spawn().unwrap())
-    });
-    for (case, says, child) in of {
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(said.matches(SAYS).count(), says, "{case}: {said}");
+        child.stdout(Stdio::null()).spawn().unwrap()
+    };
+    let of = [("none", 1), ("dropped", 1), ("sleeps", 0), ("turns", 0)];
+    let end = Instant::now() + Duration::from_secs(60);
+    for (case, says, mut child) in of.map(|(case, says)| (case, says, spawn(case))) {
+        loop {
+            let output = child.wait_with_output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let said = String::from_utf8(output.stderr).unwrap();
+            let count = said.matches(SAYS).count();
+            if count == says {
+                break;
+            }
+            // A child that the machine held up for a second says it rightly.
+            assert!(says == 0 && Instant::now() < end, "{case}, {count} times: {said}");
+            child = spawn(case);
+        }
     }
 }
