@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ibverbs_rails::{Event, Rails};
 use ibverbs_software::Device;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const THREADS: u16 = 8;
 const PER_THREAD: u16 = 125;
@@ -62,6 +63,12 @@ impl Drop for Tells<'_> {
 #[test]
 fn a_thousand_peers_at_once() {
     let count = usize::from(THREADS * PER_THREAD);
+    // A peer here and its side of the hub have seven.
+    let needed = 8 * count as u64;
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    assert!(most >= needed, "{count} peers need {needed} descriptors: raise `ulimit -Hn`, {most}");
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let device = Device::builder().name("storm0").max_cqe(1 << 17).build().unwrap();
     device.register();
     let hub = Rails::builder().device("storm0").peers(count as u32).longest_message(64);
