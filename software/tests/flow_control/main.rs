@@ -30,11 +30,13 @@ use side::{Side, connect, handshake, simulated};
 impl Side {
     /// Builds channels that do not survive a single message without a receive.
     fn builder(&self) -> ChannelBuilder<'static> {
+        // However late a real device's thread runs. Simulated ones go on until they give up.
+        let timeout = if self.device.address().is_loopback() { 20 } else { 8 };
         Channel::builder(&self.domain)
             .access(AccessFlags::empty())
             .flow_control(true)
             .max_rnr_retries(MaxRnrRetries::NONE)
-            .ack_timeout(AckTimeout::new(8).unwrap())
+            .ack_timeout(AckTimeout::new(timeout).unwrap())
             .settle_timeout(Duration::from_millis(10))
     }
 
@@ -324,7 +326,7 @@ fn a_broadcast_waits_for_each_peer_and_leaves_those_that_have_no_receive() {
         set.channels()[peer].wait_for_credit_until(deadline()).unwrap();
     }
     let message = region.slice(..).unwrap();
-    let results = set.broadcast(message, Instant::now() + Duration::from_secs(1));
+    let results = set.broadcast(message, Instant::now() + Duration::from_secs(5));
     assert!(results[0].is_ok() && results[2].is_ok(), "{results:?}");
     assert_eq!(*results[1].as_ref().unwrap_err(), TransportError::NoCredit);
     for (receive, peer) in receives.into_iter().zip([0, 2]) {
