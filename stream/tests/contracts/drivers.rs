@@ -328,7 +328,7 @@ fn nothing_is_left(hosts: &[Host]) {
 
 /// Writes until the peer, which does not read, takes no more.
 fn fill(stream: &mut ibverbs_stream::Stream) -> usize {
-    stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut sent = 0;
     loop {
         match stream.write(&[1; 4096]) {
@@ -353,7 +353,7 @@ fn what_a_write_with_a_timeout_has_taken_arrives_without_another_call() {
     read_all(&mut two, sent);
     // One write of which the last part has no room.
     let (mut one, mut two) = thread_pair(&hosts[0].hub, &hosts[1].hub);
-    one.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+    one.set_write_timeout(Some(PATIENCE)).unwrap();
     let all = data(8 * 16_380 + 1000);
     one.write_all(&all).unwrap();
     read_all(&mut two, all.len());
