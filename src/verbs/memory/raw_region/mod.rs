@@ -442,7 +442,7 @@ impl<'pd> RawMemoryRegion<'pd> {
     ///
     /// Those of [`rereg`](Self::rereg), and:
     ///
-    ///  - `EINVAL`: the address is null; or `bytes` is 0, or more than the address space allows.
+    ///  - `EINVAL`: the address is null; or `bytes` is 0, or more than the address space or the device allows.
     ///  - `EFAULT`: the memory is not mapped, or it is read-only and the access includes writing.
     ///
     /// # Safety
