@@ -238,6 +238,8 @@ fn a_loop_gets_its_room_back_from_peers_that_leave() {
     let device = Device::first();
     let pool = BufferPool::new(&device.domain, LEN, CHUNKS, AccessFlags::empty()).unwrap();
     let mut server = Loop::<PooledBuffer>::new(device.domain.context_parent(), 8 * 4).unwrap();
+    // A device may give a completion queue more room than was asked for.
+    let room = server.capacity().1;
     let (mut listener, address) = listen();
     let mut controls = Vec::new();
     for number in 0..4 {
@@ -257,9 +259,9 @@ fn a_loop_gets_its_room_back_from_peers_that_leave() {
         // It leaves at once.
         drop(client.join().unwrap());
     }
-    assert_eq!(server.capacity().1, 0);
+    assert_eq!(server.capacity().1, room - 8 * 4);
     let deadline = std::time::Instant::now() + TIME;
-    while server.capacity().1 < 8 * 4 {
+    while server.capacity().1 < room {
         match server.wait_ended_until(deadline).unwrap() {
             Some(ended) => {
                 let error = ended.result().unwrap_err();
