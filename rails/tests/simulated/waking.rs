@@ -1,4 +1,4 @@
-//! What wakes a side that sleeps. A file that nobody reads stays readable: it must not be among those that wake.
+//! Which files wake a side that sleeps. If nobody reads a file, it stays readable, and would wake the side again and again.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::BorrowedFd;

@@ -107,8 +107,9 @@ pub enum Verb {
 pub enum When {
     /// Before it had any effect.
     Before,
-    /// After it has taken effect: the request was posted, or the object was destroyed. An object that was created stays, and nobody
-    /// can destroy it. A region or a completion queue does not stay, since the program frees its memory, or closes its file.
+    /// After it has taken effect: the device has posted the request, or destroyed the object. It keeps an object that it has
+    /// created, which the program cannot destroy, except a region or a completion queue: the program frees the memory of the
+    /// one, and closes the file of the other.
     After,
 }
 
